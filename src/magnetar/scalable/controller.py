@@ -51,6 +51,7 @@ from magnetar.scalable.layout.autoscale import (
 from magnetar.scalable.layout.expiry import SubscriptionExpiry
 from magnetar.scalable.layout.layout_changes import LayoutChanges, all_done
 from magnetar.scalable.layout.layouts import Layouts
+from magnetar.scalable.layout.needs import why_needed
 from magnetar.scalable.layout.quotas import TopicBacklog
 from magnetar.scalable.layout.retention import RetentionShares, TopicRetention
 from magnetar.scalable.layout.segments import SegmentHost
@@ -266,25 +267,14 @@ class Controller:
         self, segment: Segment, subscriptions: Sequence[SubscriptionRecord]
     ) -> bool:
         """Whether nobody needs what is in it."""
-        name = segment_topic(self.topic, segment)
-        for subscription in subscriptions:
-            # Marked durably: the segment need not even be loaded to know it.
-            if segment.segment_id in self.state.drained(subscription.name):
-                continue
-            # None: it has no cursor there, so nothing there is owed to it.
-            if await self._host.backlog(name, subscription.name) not in (0, None):
-                return False
-            if not subscription.established:
-                return False
-        # Checkpoint groups keep their positions themselves; only their marks
-        # tell what they have read.
-        groups_left = [each for each in self.state.groups() if each.kind == "CHECKPOINT"]
-        if any(segment.segment_id not in self.state.done(each) for each in groups_left):
-            return False
-        if (await self._host.use(name)).readers:
-            return False
-        # An undecided transaction may yet have to show entries here ('sealing is irrelevant').
-        return not await self._host.undecided(name)
+        checkpoints = [each for each in self.state.groups() if each.kind == "CHECKPOINT"]
+        number = segment.segment_id
+        unread_by = [each.name for each in checkpoints if number not in self.state.done(each)]
+        drained_by = self.state.drained
+        reason = await why_needed(
+            self.topic, segment, self._host, subscriptions, drained_by, unread_by
+        )
+        return reason is None
 
     # --- subscriptions that nobody uses, and backlog quotas
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as replace_field
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -36,6 +37,7 @@ from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.metrics import SCALABLE_PRUNED_SEGMENTS
 from magnetar.runtime.service import Service
 from magnetar.scalable.controller import KEY_SAMPLES, ControllerParts
 from magnetar.scalable.controllers import Controllers
@@ -48,6 +50,7 @@ from magnetar.scalable.layout.layout_changes import all_done
 from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.layout.layouts import Layouts
 from magnetar.scalable.layout.load_reports import LoadReporter
+from magnetar.scalable.layout.needs import why_needed
 from magnetar.scalable.layout.quotas import UNKNOWN, BacklogShown, TopicBacklog
 from magnetar.scalable.layout.retention import RetentionShares
 from magnetar.scalable.layout.segments import LocalSegments, SegmentHost
@@ -57,13 +60,16 @@ from magnetar.scalable.live_brokers import LiveBrokers
 from magnetar.scalable.records import (
     AutoScaleOverride,
     DrainedRecord,
+    GroupRecord,
     LayoutChange,
     ScalableRecord,
     StartPosition,
     SubscriptionKind,
+    SubscriptionRecord,
     drained_key,
     segment_topic,
 )
+from magnetar.scalable.state import read_segments
 from magnetar.scalable.store import ScalableStore
 from magnetar.txn.outcomes import Outcomes
 
@@ -412,6 +418,54 @@ class ScalableTopics(Service):
                 )
         await self._begin(topic, lambda each: changes.begin_delete(each, force=force))
         await self._until(topic, lambda each: each is None)
+
+    async def delete_segment(
+        self, topic: TopicName, segment_id: int, *, force: bool = False
+    ) -> None:
+        """Delete one of the oldest sealed segments; Conflict while somebody needs it.
+
+        With `force` whoever needs it loses what is left in it.
+        """
+        while True:
+            record = await self._after(topic, lambda each: each.change is None)
+            layout = changes.layout_of(record)
+            layout.prune([segment_id])  # InvalidLayout if it is active, or its parents are there
+            segment = layout.segment(segment_id)
+            reason = None if force else await self._why_needed(topic, segment)
+            if reason is not None:
+                raise Conflict(
+                    f"segment {segment.descriptor} of {topic}: {reason}",
+                    hint="wait until nobody needs it, or use force: what is left in it is lost",
+                )
+            # What was judged must be what is pruned.
+            pruned = partial(changes.pruned_from, judged=record, segment_ids=[segment_id])
+            try:
+                await self.store.change_topic(topic, pruned)
+            except Conflict:
+                continue
+            break
+        SCALABLE_PRUNED_SEGMENTS.inc()
+        name = str(segment_topic(topic, segment))
+        await self._until(topic, lambda each: each is None or name not in each.garbage)
+
+    async def _why_needed(self, topic: TopicName, segment: Segment) -> str | None:
+        """Tell who needs a segment, by what is stored: a controller's view may be late."""
+        drained = await self.store.all(topic, "drained", DrainedRecord)
+        done = await self.store.all(topic, "done", DrainedRecord)
+        groups = await self.store.all(topic, "group", GroupRecord)
+        number = segment.segment_id
+        return await why_needed(
+            topic,
+            segment,
+            self.host,
+            await self.store.all(topic, "sub", SubscriptionRecord),
+            lambda name: {each.segment_id for each in drained if each.group == name},
+            [
+                each.name
+                for each in groups
+                if each.kind == "CHECKPOINT" and number not in read_segments(each, done)
+            ],
+        )
 
     async def migrate(self, name: TopicName, *, force: bool = False) -> None:
         """Make a regular topic scalable; what it holds, and its subscriptions, stay readable."""

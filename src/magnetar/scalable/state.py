@@ -1,6 +1,7 @@
 """The state beside one scalable topic, kept in memory by its controller.
 
-Owns: `TopicState`: the records of a topic's state directory, followed by one watch.
+Owns: `TopicState`: the records of a topic's state directory, followed by one watch; and
+`read_segments`, what the marks of a checkpoint group mean.
 
 Invariants:
 1. `changes`, which its owner gives, advances after the view changed.
@@ -10,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from typing import TypeVar
 
 import msgspec
@@ -65,13 +66,7 @@ class TopicState:
 
     def done(self, group: GroupRecord) -> set[int]:
         """Segments that a checkpoint group's present owners have read to the end."""
-        return {
-            each.segment_id
-            for each in self._all("done", DrainedRecord)
-            # What a former owner read does not count: the present one has no position
-            # there (see `assignment`).
-            if each.group == group.name and each.member in group.owners.get(each.segment_id, ())
-        }
+        return read_segments(group, self._all("done", DrainedRecord))
 
     def keys_of(self, prefix: str, group: str) -> list[str]:
         """The keys of the marks of one subscription or group."""
@@ -101,3 +96,14 @@ class TopicState:
         body = decode(record, kind)
         self._decoded[record.key] = record.version, body
         return body
+
+
+def read_segments(group: GroupRecord, marks: Iterable[DrainedRecord]) -> set[int]:
+    """Segments that a checkpoint group's present owners have read to the end, by their marks."""
+    # What a former owner read does not count: the present one has no position there (see
+    # `assignment`).
+    return {
+        each.segment_id
+        for each in marks
+        if each.group == group.name and each.member in group.owners.get(each.segment_id, ())
+    }

@@ -237,6 +237,34 @@ def test_a_sealed_segment_cannot_be_split(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_sealed_segment_is_deleted_and_no_other(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.change("PUT", X)
+        await world.change("PUT", f"{X}/subscriptions/s", type="QUEUE")
+        await world.produce(SEGMENT, 3)
+        await world.change("POST", f"{X}/split/0")
+        await world.change("POST", f"{X}/split/1")
+        before = await world.get(X)
+        path = f"{X}/segment"
+        assert "3 entries" in await world.refuse(409, "DELETE", f"{path}/0")
+        for force in ("false", "true"):
+            assert "active" in await world.refuse(412, "DELETE", f"{path}/2", force=force)
+            assert "parent 0" in await world.refuse(412, "DELETE", f"{path}/1", force=force)
+            await world.refuse(404, "DELETE", f"{path}/9", force=force)
+        await world.refuse(412, "DELETE", f"{path}/first")
+        await world.refuse(404, "DELETE", f"{BASE}/none/segment/0")
+        await world.refuse(405, "GET", f"{path}/0")
+        assert await world.get(X) == before
+        await world.change("DELETE", f"{path}/0", force="true")
+        await world.change("DELETE", f"{path}/1")
+        await world.refuse(404, "DELETE", f"{path}/1")
+        assert sorted(await active(world)) == [2, 3, 4]
+        assert len((await world.get(X))["segments"]) == 3
+        assert (await world.get(f"{X}/stats"))["prunedSegments"] == 2
+
+    run(tmp_path, scenario)
+
+
 def test_migration(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         await world.refuse(404, "POST", f"{X}/migrate")

@@ -150,6 +150,17 @@ async def merge(request: web.Request) -> web.Response:
     return done()
 
 
+async def delete_segment(request: web.Request) -> web.Response:
+    """Delete a sealed segment that nobody needs, or by force, one that is not drained."""
+    topic = topic_of(request)
+    segment_id = whole_number(part_of(request, "segment"), "the id of a segment")
+    await _check_segments(request, topic, (segment_id,))
+    scalable = server_of(request).context.scalable
+    work = scalable.delete_segment(topic, segment_id, force=flag_of(request, "force"))
+    await _carried_out(request, topic, work)
+    return done()
+
+
 async def migrate(request: web.Request) -> web.Response:
     """Make a regular topic of this name, with or without partitions, a scalable one."""
     topic = topic_of(request)
@@ -276,6 +287,7 @@ ROUTES: Final = (
     endpoints.get(f"{SCALABLE}/lastMessageId", last_message_ids),
     endpoints.post(f"{SCALABLE}/split/{{segment}}", split),
     endpoints.post(f"{SCALABLE}/merge/{{segments:.+}}", merge),
+    endpoints.delete(f"{SCALABLE}/segment/{{segment}}", delete_segment),
     endpoints.post(f"{SCALABLE}/migrate", migrate),
     endpoints.put(f"{SCALABLE}/unload", unload),
     endpoints.put(f"{SCALABLE}/unload/{{segment}}", unload),
