@@ -23,6 +23,7 @@ from typing import Final
 
 from magnetar.broker.policy.effective import TopicPolicies, effective
 from magnetar.broker.policy.namespaces import Namespaces
+from magnetar.broker.policy.policies import Policies
 from magnetar.errors import Conflict, InvalidLayout, MagnetarError, StoreClosed
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout
@@ -57,9 +58,15 @@ from magnetar.scalable.layout.retention import RetentionShares, TopicRetention
 from magnetar.scalable.layout.segments import SegmentHost
 from magnetar.scalable.layout.subscriptions import Subscriptions
 from magnetar.scalable.layout.txn_barrier import TransactionBarrier
+from magnetar.scalable.lifecycle import (
+    broker_lifecycle,
+    read_lifecycle,
+    resolve_lifecycle,
+)
 from magnetar.scalable.live_brokers import LiveBrokers
 from magnetar.scalable.records import (
     AutoScaleOverride,
+    LifecycleOverride,
     ScalableRecord,
     SubscriptionRecord,
     segment_topic,
@@ -107,6 +114,10 @@ class Controller:
         self.state = TopicState(parts.store.metadata, topic, self.wake)
         self.policy: AutoScalePolicy | None = None
         """As it was last resolved."""
+        self.lifecycle = broker_lifecycle(parts.limits)
+        """As it was last resolved."""
+        self._namespace_lifecycle: LifecycleOverride | None = None
+        self._is_lifecycle_known = False
         self._parts = parts
         self._store = parts.store
         self._host = parts.host
@@ -176,6 +187,7 @@ class Controller:
         if record is None or record.layout is None or not self.state.is_loaded:
             return record
         layout = record.layout.layout()
+        await self._follow_lifecycle(record)
         # The view is enough to notice it; `keep` reads what is stored.
         if any(each.deleting or not each.established for each in self.state.subscriptions()):
             await self._subscriptions.keep(layout)
@@ -186,6 +198,27 @@ class Controller:
         if record is not None and record.change is None:
             record = await self._at_intervals(record)
         return record
+
+    def policies_changed(self) -> None:
+        """Have it read anew what its namespace says of lost consumers and sealed segments."""
+        self._is_lifecycle_known = False
+        self.wake.advance()
+
+    async def _follow_lifecycle(self, record: ScalableRecord) -> None:
+        # The namespace's is read when it is told that this has changed, and at every tick: looks
+        # are many. The topic's own stands in the record.
+        if not self._is_lifecycle_known:
+            self._is_lifecycle_known = True
+            self._note_lifecycle(await self._parts.namespaces.policies(self.topic.namespace))
+        self.lifecycle = resolve_lifecycle(
+            broker_lifecycle(self._limits), self._namespace_lifecycle, record.lifecycle
+        )
+        self._groups.grace_seconds = self.lifecycle.grace_period_seconds
+        self._retention.sealed_seconds = self.lifecycle.sealed_seconds
+
+    def _note_lifecycle(self, policies: Policies) -> None:
+        given = policies.scalable_topic_lifecycle_policy
+        self._namespace_lifecycle = None if given is None else read_lifecycle(given)
 
     async def _until_news(self, seen: int, record: ScalableRecord) -> None:
         now = self._clock.monotonic()
@@ -398,6 +431,7 @@ class Controller:
 
     async def _resolved(self, record: ScalableRecord) -> AutoScalePolicy:
         policies = await self._parts.namespaces.policies(self.topic.namespace)
+        self._note_lifecycle(policies)  # another broker may have changed it
         given = policies.scalable_topic_auto_scale_policy
         namespace = None if given is None else read_override(given)
         enabled = self._parts.auto_scale

@@ -56,12 +56,19 @@ from magnetar.scalable.layout.retention import RetentionShares
 from magnetar.scalable.layout.segments import LocalSegments, SegmentHost
 from magnetar.scalable.layout.subscriptions import SubscriptionDesk
 from magnetar.scalable.layout.txn_barrier import TransactionBarrier
+from magnetar.scalable.lifecycle import (
+    Lifecycle,
+    broker_lifecycle,
+    read_lifecycle,
+    resolve_lifecycle,
+)
 from magnetar.scalable.live_brokers import LiveBrokers
 from magnetar.scalable.records import (
     AutoScaleOverride,
     DrainedRecord,
     GroupRecord,
     LayoutChange,
+    LifecycleOverride,
     ScalableRecord,
     StartPosition,
     SubscriptionKind,
@@ -143,7 +150,7 @@ class ScalableTopics(Service):
             auto_scale=auto_scale,
         )
         # Controllers carry changes out: of the topics whose slot this broker leads.
-        self.controllers = Controllers(parts, broker, url)
+        self.controllers = Controllers(parts, topics.namespaces_changed, broker, url)
         self._regular_groups = RegularGroups(topics, self.store, self.live_brokers, clock, limits)
         self.sessions = ConsumerSessions(
             self.store,
@@ -503,6 +510,18 @@ class ScalableTopics(Service):
             check_override(override)
         await self.get(topic)
         await self.store.change_topic(topic, lambda record: replace(record, auto_scale=override))
+
+    async def set_lifecycle(self, topic: TopicName, override: LifecycleOverride | None) -> None:
+        """How long a topic keeps lost consumers and sealed segments; None: as its namespace."""
+        await self.get(topic)
+        await self.store.change_topic(topic, lambda record: replace(record, lifecycle=override))
+
+    async def lifecycle(self, record: ScalableRecord) -> Lifecycle:
+        """What holds for a topic."""
+        policies = await self._topics.namespaces.policies(record.topic.namespace)
+        given = policies.scalable_topic_lifecycle_policy
+        namespace = None if given is None else read_lifecycle(given)
+        return resolve_lifecycle(broker_lifecycle(self._limits), namespace, record.lifecycle)
 
     async def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         await self.get(topic)

@@ -104,6 +104,7 @@ class Topics(Service):
         self.change_topic = self._policies.change_topic
         self.change_topics = self._policies.change_topics
         self.topic_policies = self._policies.topic_policies
+        self.namespaces_changed = self._policies.namespaces_changed
         self.loaded_changed = Signal()
         """Advances after a topic was loaded or unloaded."""
         self._loads_done = 0

@@ -285,6 +285,35 @@ def test_migration(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+# --- lost consumers and sealed segments
+
+
+def test_a_lifecycle_policy_of_a_topic_goes_before_its_namespaces(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.change("PUT", X)
+        path, namespace = f"{X}/lifecyclePolicy", "namespaces/public/default"
+        broker = {"gracePeriodSeconds": 60.0, "sealedSeconds": 3600.0}
+        await world.change("GET", path)
+        assert await world.get(path, applied="true") == broker
+        given = {"gracePeriodSeconds": 5, "sealedSeconds": 6}
+        await world.change("POST", f"{namespace}/scalableTopicLifecyclePolicy", given)
+        await world.change("POST", path, {"sealedSeconds": 7.5})
+        assert await world.get(path) == {"sealedSeconds": 7.5}
+        held = {"gracePeriodSeconds": 5.0, "sealedSeconds": 7.5}
+        assert await world.get(path, applied="true") == held
+        assert (await world.get(f"{X}/stats"))["lifecyclePolicy"] == held
+        for wrong in ({"sealedSeconds": -1}, {"sealed": 1}, [1], None, b"{", b"[" * 100_000):
+            await world.refuse(412, "POST", path, wrong)
+        assert await world.get(path) == {"sealedSeconds": 7.5}
+        for _ in range(2):
+            await world.change("DELETE", path)
+        assert await world.get(path, applied="true") == given
+        for method in ("GET", "POST", "DELETE"):
+            await world.refuse(404, method, f"{BASE}/none/lifecyclePolicy", {})
+
+    run(tmp_path, scenario)
+
+
 # --- backlog quotas
 
 
