@@ -192,6 +192,7 @@ def print_statistics(found: dict[str, Any]) -> None:
         ("removed segments", found.get("prunedSegments")),
         ("change under way", None if change is None else _change_text(change)),
         ("kept after it is acknowledged", retention_text(found["retention"])),
+        *_quota_rows(found),
         ("splits and merges by itself", found.get("autoScalePolicy", {}).get("enabled")),
     ]
     print_table(("what", "value"), what, none="")
@@ -227,6 +228,19 @@ def print_statistics(found: dict[str, Any]) -> None:
     ]
     columns = ("subscription", "type", "backlog", "consumers", "isolation")
     print_table(columns, subscriptions, none="no subscriptions")
+
+
+def _quota_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What of its backlog quotas is used up; nothing without one."""
+    rows = []
+    # -1: no quota, or nobody has looked yet.
+    if (limit := found.get("backlogQuotaLimitSize", -1)) >= 0:
+        size = found["backlogSize"]
+        rows.append(("backlog", f"{f'{size:,}' if size >= 0 else '?'} of {limit:,} bytes"))
+    if (limit := found.get("backlogQuotaLimitTime", -1)) > 0:
+        age = found["oldestBacklogMessageAgeSeconds"]
+        rows.append(("oldest message", f"{f'{age:,}' if age >= 0 else '?'} of {limit:,} s"))
+    return rows
 
 
 async def _changed(admin: AdminClient, path: str, work: Coroutine[Any, Any, Any]) -> None:
