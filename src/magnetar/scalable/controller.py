@@ -320,21 +320,14 @@ class Controller:
 
     async def check_quotas(self, layout: SegmentLayout) -> None:
         """Raise if no producer may come now."""
-        await self.backlog.check(layout, await self._policies(), self._drained(layout))
+        await self.backlog.check(layout, await self._policies(), self.state.drained_by_all)
 
     async def enforce_quotas(self, layout: SegmentLayout) -> None:
         """Do what its quotas say of the backlog of all segments."""
         await self._enforce_quotas(layout, await self._policies())
 
     async def _enforce_quotas(self, layout: SegmentLayout, policies: TopicPolicies) -> None:
-        await self.backlog.enforce(layout, policies, self._drained(layout))
-
-    def _drained(self, layout: SegmentLayout) -> set[int]:
-        """Segments that every subscription has drained."""
-        found = {each.segment_id for each in layout.segments.values() if not each.is_active}
-        for subscription in self.state.subscriptions():
-            found &= self.state.drained(subscription.name)
-        return found if self.state.is_loaded else set()
+        await self.backlog.enforce(layout, policies, self.state.drained_by_all)
 
     async def _policies(self) -> TopicPolicies:
         return effective(

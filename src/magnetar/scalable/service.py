@@ -39,6 +39,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.metrics import SCALABLE_PRUNED_SEGMENTS
 from magnetar.runtime.service import Service
+from magnetar.runtime.slices import SLICE_ITEMS, SlicePace
 from magnetar.scalable.controller import KEY_SAMPLES, ControllerParts
 from magnetar.scalable.controllers import Controllers
 from magnetar.scalable.groups.regular_groups import RegularGroups, partition_names
@@ -82,6 +83,8 @@ from magnetar.txn.outcomes import Outcomes
 
 # Should the watch of a record be late: whoever waits for it reads it again so often.
 _LOOK_SECONDS: Final = 1.0
+_TOPIC_ITEMS: Final = SLICE_ITEMS // 25
+"""A topic whose policies are put together counts as so many items of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,7 +540,9 @@ class ScalableTopics(Service):
 
     async def enforce_quotas(self) -> None:
         """Look at the backlogs of all topics that are led here now."""
+        pace = SlicePace()
         for controller in self.controllers.running():
+            await pace.after(_TOPIC_ITEMS)
             record = self.layouts.cached(controller.topic)
             # One that is being created, deleted or changed is looked at another time.
             if record is None or record.layout is None or record.change is not None:

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Set
 from typing import TypeVar
 
@@ -63,6 +64,21 @@ class TopicState:
         """Segments of which a subscription has acknowledged everything, durably."""
         marks = self._all("drained", DrainedRecord)
         return {each.segment_id for each in marks if each.group == subscription}
+
+    def drained_by_all(self) -> set[int] | None:
+        """Sealed segments that every subscription has drained, as far as is known.
+
+        None: there is no subscription.
+        """
+        names = {each.name for each in self.subscriptions()}
+        if not self.is_loaded:
+            return set()
+        if not names:
+            return None
+        # In one pass: there may be as many marks as segments times subscriptions.
+        marks = (each for each in self._all("drained", DrainedRecord) if each.group in names)
+        counts = Counter(each.segment_id for each in marks)
+        return {number for number, count in counts.items() if count == len(names)}
 
     def done(self, group: GroupRecord) -> set[int]:
         """Segments that a checkpoint group's present owners have read to the end."""

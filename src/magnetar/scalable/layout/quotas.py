@@ -19,8 +19,8 @@ that has a segment, which looks at no quota by itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping, Set
+from typing import Final, NamedTuple, TypeAlias
 
 from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.topic import quota_rules
@@ -38,6 +38,10 @@ from magnetar.scalable.records import segment_topic
 
 LOOK_SECONDS: Final = 1.0
 """Between two looks for the sake of producers that come: hundreds may come at once."""
+
+Drained: TypeAlias = Callable[[], Set[int] | None]
+"""Segments that every subscription has drained; None: there is no subscription. Asked once for
+each look: to find it out is work."""
 
 _LOG: Final = logger(__name__)
 
@@ -104,11 +108,11 @@ class TopicBacklog:
         return BacklogShown(size, int(age), last.oldest.subscription)
 
     async def check(
-        self, layout: SegmentLayout, policies: TopicPolicies, drained: Collection[int] = ()
+        self, layout: SegmentLayout, policies: TopicPolicies, drained: Drained = frozenset
     ) -> None:
         """Raise if no producer may come now.
 
-        `drained` are segments that every subscription is known to have drained.
+        `drained` tells which segments every subscription is known to have drained.
         """
         if not quota_rules.has_quota(policies):
             return
@@ -121,7 +125,7 @@ class TopicBacklog:
             raise refusal(self._topic, found)
 
     async def enforce(
-        self, layout: SegmentLayout, policies: TopicPolicies, drained: Collection[int] = ()
+        self, layout: SegmentLayout, policies: TopicPolicies, drained: Drained = frozenset
     ) -> None:
         """Do what the policy says if a quota is used up."""
         if not quota_rules.has_quota(policies):
@@ -162,14 +166,15 @@ class TopicBacklog:
         return False
 
     async def _look(
-        self, layout: SegmentLayout, policies: TopicPolicies, drained: Collection[int]
+        self, layout: SegmentLayout, policies: TopicPolicies, drained: Drained
     ) -> _Look:
+        known_empty = drained()
         with_age = quota_rules.has_age_quota(policies)
         sizes, oldest, pace = dict[int, int](), list[Oldest](), SlicePace()
         for segment in layout.segments.values():
             await pace.after()
             # Marked durably: it need not be loaded to be found empty.
-            if segment.segment_id in drained:
+            if known_empty is None or segment.segment_id in known_empty:
                 continue
             found = await self._backlog_of(segment, with_age=with_age)
             if found.size_bytes:

@@ -180,6 +180,35 @@ def test_without_a_quota_nothing_is_asked_and_without_a_user_nothing_is_loaded()
     split_topic(scenario)
 
 
+def test_segments_that_are_known_to_be_drained_are_not_loaded_to_be_looked_at() -> None:
+    async def scenario(world: ScalableWorld, broker: Broker, size: int) -> None:
+        await broker.scalable.create_subscription(TOPIC, "other", "QUEUE")
+        await set_quota(broker, "destination_storage", BacklogQuota(limit_size=1))
+
+        async def is_loaded_by_a_look() -> bool:
+            await broker.topics.unload(names()[0])
+            await asyncio.sleep(LOOK_SECONDS)
+            with pytest.raises(BacklogHeld):
+                await broker.scalable.admit_producer(names()[1])
+            return names()[0] in broker.topics.loaded
+
+        (await broker.segment(0)).subscriptions["s"].skip_all()
+        await asyncio.sleep(1)
+        assert await is_loaded_by_a_look()
+        (await broker.segment(0)).subscriptions["other"].skip_all()
+        await asyncio.sleep(1)
+        assert not await is_loaded_by_a_look()
+        for subscription in ("s", "other"):
+            await broker.scalable.delete_subscription(TOPIC, subscription)
+        for name in names():
+            await broker.topics.unload(name)
+        await asyncio.sleep(LOOK_SECONDS)
+        await broker.scalable.admit_producer(names()[1])
+        assert not broker.topics.loaded
+
+    split_topic(scenario)
+
+
 def test_a_segment_that_cannot_be_asked_holds_nobody_up() -> None:
     async def scenario(world: ScalableWorld, broker: Broker, size: int) -> None:
         asked = LocalSegments.slowest_backlog
