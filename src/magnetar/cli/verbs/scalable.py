@@ -62,6 +62,13 @@ def unload_path(topic: str) -> str:
     return path if name.descriptor is None else f"{path}/{name.descriptor.segment_id}"
 
 
+def delete_path(topic: str) -> str:
+    """The path that deletes a scalable topic, or the one segment that is named."""
+    name = TopicName.parse(topic)
+    path = _path(name)
+    return path if name.descriptor is None else f"{path}/segment/{name.descriptor.segment_id}"
+
+
 def _path(name: TopicName) -> str:
     return f"scalable/{name.namespace}/{part(name.local_name)}"
 

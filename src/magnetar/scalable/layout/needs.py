@@ -41,7 +41,7 @@ async def why_needed(
         # None: it has no cursor there, so nothing there is owed to it.
         backlog = await host.backlog(name, subscription.name)
         if backlog not in (0, None):
-            return f"subscription {subscription.name!r} has {backlog} entries left in it"
+            return f"subscription {subscription.name!r} has a backlog of {backlog} in it"
         if not subscription.established:
             return f"subscription {subscription.name!r} is being created"
     # Checkpoint groups keep their positions themselves; only their marks tell what they have read.

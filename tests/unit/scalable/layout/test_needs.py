@@ -45,7 +45,7 @@ async def is_left(broker: Broker, number: int) -> bool:
 
 def test_a_drained_segment_is_deleted_before_its_time() -> None:
     async def scenario(broker: Broker) -> None:
-        with pytest.raises(Conflict, match="subscription 's' has 2 entries left") as raised:
+        with pytest.raises(Conflict, match="subscription 's' has a backlog of 2 in it") as raised:
             await broker.scalable.delete_segment(TOPIC, 0)
         assert "force" in raised.value.hint
         assert await is_left(broker, 0)

@@ -246,7 +246,7 @@ def test_a_sealed_segment_is_deleted_and_no_other(tmp_path: Path) -> None:
         await world.change("POST", f"{X}/split/1")
         before = await world.get(X)
         path = f"{X}/segment"
-        assert "3 entries" in await world.refuse(409, "DELETE", f"{path}/0")
+        assert "backlog of 3" in await world.refuse(409, "DELETE", f"{path}/0")
         for force in ("false", "true"):
             assert "active" in await world.refuse(412, "DELETE", f"{path}/2", force=force)
             assert "parent 0" in await world.refuse(412, "DELETE", f"{path}/1", force=force)
