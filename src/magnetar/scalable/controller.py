@@ -2,7 +2,8 @@
 
 Owns: `Controller`. It waits until something moved (the topic's record, what stands beside it, the
 brokers, the time), then looks at everything in one order: the change under way, subscriptions,
-topics to delete, consumer groups, and at intervals drained segments and the load.
+topics to delete, consumer groups, and at intervals unused subscriptions, backlog quotas, drained
+segments and the load.
 
 Invariants:
 1. One coroutine does it all, so changes of one topic never overlap, whoever asked for them.

@@ -155,6 +155,24 @@ def test_sealed_segments_are_kept_as_long_as_their_topic_says() -> None:
     on_a_broker(scenario)
 
 
+def test_what_was_set_holds_for_the_next_controller() -> None:
+    async def main() -> None:
+        world = ScalableWorld()
+        broker = await world.broker()
+        await broker.scalable.create(TOPIC)
+        await set_for_namespace(broker, {"sealedSeconds": 7.0})
+        await broker.scalable.set_lifecycle(TOPIC, LifecycleOverride(5))
+        await world.stop(broker)
+        broker = await world.broker()
+        await asyncio.sleep(30)
+        controller = broker.scalable.controllers.controller(TOPIC)
+        assert controller is not None
+        assert controller.lifecycle == Lifecycle(5, 7)
+        await world.stop(broker)
+
+    run(main())
+
+
 def test_of_a_topic_that_there_is_not() -> None:
     async def scenario(broker: Broker) -> None:
         await broker.scalable.delete(TOPIC)
