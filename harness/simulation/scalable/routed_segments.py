@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from magnetar.broker.publish.lineage import Lineage
 from magnetar.broker.topic.ownership import SharedOwnership
+from magnetar.broker.topic.quotas import Backlog
 from magnetar.broker.topic.topics import Topics
-from magnetar.errors import DeadlineExceeded, ServiceNotReady, Unavailable
+from magnetar.errors import DeadlineExceeded, MagnetarError, ServiceNotReady, Unavailable
 from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.model.names import TopicName
 from magnetar.scalable.layout.autoscale import Sample
@@ -87,6 +88,20 @@ class RoutedSegments:
     async def trim(self, name: TopicName, retention: Retention) -> None:
         await self._at(name, lambda segments: segments.trim(name, retention))
 
+    async def slowest_backlog(self, name: TopicName, *, with_age: bool) -> Backlog:
+        return await self._at(
+            name, lambda segments: segments.slowest_backlog(name, with_age=with_age)
+        )
+
+    async def evict(self, name: TopicName, room: int) -> None:
+        await self._at(name, lambda segments: segments.evict(name, room))
+
+    async def evict_older(self, name: TopicName, seconds: float) -> None:
+        await self._at(name, lambda segments: segments.evict_older(name, seconds))
+
+    async def stop_producers(self, name: TopicName, error: MagnetarError) -> None:
+        await self._at(name, lambda segments: segments.stop_producers(name, error))
+
     async def undecided(self, name: TopicName) -> bool:
         return await self._at(name, lambda segments: segments.undecided(name))
 
@@ -113,6 +128,9 @@ class RoutedSegments:
 
     async def consumers(self, name: TopicName, subscription: str) -> int:
         return await self._at(name, lambda segments: segments.consumers(name, subscription))
+
+    async def unused_seconds(self, name: TopicName, subscription: str) -> float | None:
+        return await self._at(name, lambda segments: segments.unused_seconds(name, subscription))
 
     async def _at(
         self, name: TopicName, work: Callable[[SegmentHost], Coroutine[Any, Any, Result]]

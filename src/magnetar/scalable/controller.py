@@ -2,7 +2,8 @@
 
 Owns: `Controller`. It waits until something moved (the topic's record, what stands beside it, the
 brokers, the time), then looks at everything in one order: the change under way, subscriptions,
-topics to delete, consumer groups, and at intervals drained segments and the load.
+topics to delete, consumer groups, and at intervals unused subscriptions, backlog quotas, drained
+segments and the load.
 
 Invariants:
 1. One coroutine does it all, so changes of one topic never overlap, whoever asked for them.
@@ -23,13 +24,18 @@ from typing import Final
 
 from magnetar.broker.policy.effective import TopicPolicies, effective
 from magnetar.broker.policy.namespaces import Namespaces
+from magnetar.broker.policy.policies import Policies
 from magnetar.errors import Conflict, InvalidLayout, MagnetarError, StoreClosed
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
-from magnetar.runtime.metrics import SCALABLE_PRUNED_SEGMENTS, SCALABLE_SUPPRESSED
+from magnetar.runtime.metrics import (
+    EXPIRED_SUBSCRIPTIONS,
+    SCALABLE_PRUNED_SEGMENTS,
+    SCALABLE_SUPPRESSED,
+)
 from magnetar.runtime.signal import Signal
 from magnetar.scalable.groups.group_balance import GroupBalance
 from magnetar.scalable.layout import changes
@@ -44,15 +50,24 @@ from magnetar.scalable.layout.autoscale import (
     resolve,
     suppressed,
 )
+from magnetar.scalable.layout.expiry import SubscriptionExpiry
 from magnetar.scalable.layout.layout_changes import LayoutChanges, all_done
 from magnetar.scalable.layout.layouts import Layouts
+from magnetar.scalable.layout.needs import why_needed
+from magnetar.scalable.layout.quotas import TopicBacklog
 from magnetar.scalable.layout.retention import RetentionShares, TopicRetention
 from magnetar.scalable.layout.segments import SegmentHost
 from magnetar.scalable.layout.subscriptions import Subscriptions
 from magnetar.scalable.layout.txn_barrier import TransactionBarrier
+from magnetar.scalable.lifecycle import (
+    broker_lifecycle,
+    read_lifecycle,
+    resolve_lifecycle,
+)
 from magnetar.scalable.live_brokers import LiveBrokers
 from magnetar.scalable.records import (
     AutoScaleOverride,
+    LifecycleOverride,
     ScalableRecord,
     SubscriptionRecord,
     segment_topic,
@@ -100,6 +115,10 @@ class Controller:
         self.state = TopicState(parts.store.metadata, topic, self.wake)
         self.policy: AutoScalePolicy | None = None
         """As it was last resolved."""
+        self.lifecycle = broker_lifecycle(parts.limits)
+        """As it was last resolved."""
+        self._namespace_lifecycle: LifecycleOverride | None = None
+        self._is_lifecycle_known = False
         self._parts = parts
         self._store = parts.store
         self._host = parts.host
@@ -120,6 +139,9 @@ class Controller:
         self._retention = TopicRetention(
             topic, parts.host, parts.retention_shares, parts.clock, parts.limits
         )
+        self._expiry = SubscriptionExpiry(topic, self.state, parts.host, parts.clock)
+        self.backlog = TopicBacklog(topic, parts.host, parts.clock)
+        """What quotas are compared with."""
         # A whole interval first: a take-over begins with what clients wait for.
         self._tick_at = parts.clock.monotonic() + parts.limits.scalable_auto_scale_interval_seconds
         # Consumers that have just come, or a policy that was changed, do
@@ -166,6 +188,7 @@ class Controller:
         if record is None or record.layout is None or not self.state.is_loaded:
             return record
         layout = record.layout.layout()
+        await self._follow_lifecycle(record)
         # The view is enough to notice it; `keep` reads what is stored.
         if any(each.deleting or not each.established for each in self.state.subscriptions()):
             await self._subscriptions.keep(layout)
@@ -176,6 +199,27 @@ class Controller:
         if record is not None and record.change is None:
             record = await self._at_intervals(record)
         return record
+
+    def policies_changed(self) -> None:
+        """Have it read anew what its namespace says of lost consumers and sealed segments."""
+        self._is_lifecycle_known = False
+        self.wake.advance()
+
+    async def _follow_lifecycle(self, record: ScalableRecord) -> None:
+        # The namespace's is read when it is told that this has changed, and at every tick: looks
+        # are many. The topic's own stands in the record.
+        if not self._is_lifecycle_known:
+            self._is_lifecycle_known = True
+            self._note_lifecycle(await self._parts.namespaces.policies(self.topic.namespace))
+        self.lifecycle = resolve_lifecycle(
+            broker_lifecycle(self._limits), self._namespace_lifecycle, record.lifecycle
+        )
+        self._groups.grace_seconds = self.lifecycle.grace_period_seconds
+        self._retention.sealed_seconds = self.lifecycle.sealed_seconds
+
+    def _note_lifecycle(self, policies: Policies) -> None:
+        given = policies.scalable_topic_lifecycle_policy
+        self._namespace_lifecycle = None if given is None else read_lifecycle(given)
 
     async def _until_news(self, seen: int, record: ScalableRecord) -> None:
         now = self._clock.monotonic()
@@ -212,10 +256,12 @@ class Controller:
         for key in self.state.keys_beside(present):
             await self._store.metadata.delete(key)
 
-    async def _collect(self, record: ScalableRecord) -> ScalableRecord | None:
+    async def _collect(
+        self, record: ScalableRecord, policies: TopicPolicies
+    ) -> ScalableRecord | None:
         """Prune the segments that nobody needs any more, oldest first."""
         layout = changes.idle_layout(record)
-        await self._retention.measure(layout, await self._policies())
+        await self._retention.measure(layout, policies)
         gone = await self._spent_segments(layout)
         # After sealed segments went, if they do: these are older.
         await self._retention.trim(layout)
@@ -255,25 +301,34 @@ class Controller:
         self, segment: Segment, subscriptions: Sequence[SubscriptionRecord]
     ) -> bool:
         """Whether nobody needs what is in it."""
-        name = segment_topic(self.topic, segment)
-        for subscription in subscriptions:
-            # Marked durably: the segment need not even be loaded to know it.
-            if segment.segment_id in self.state.drained(subscription.name):
-                continue
-            # None: it has no cursor there, so nothing there is owed to it.
-            if await self._host.backlog(name, subscription.name) not in (0, None):
-                return False
-            if not subscription.established:
-                return False
-        # Checkpoint groups keep their positions themselves; only their marks
-        # tell what they have read.
-        groups_left = [each for each in self.state.groups() if each.kind == "CHECKPOINT"]
-        if any(segment.segment_id not in self.state.done(each) for each in groups_left):
-            return False
-        if (await self._host.use(name)).readers:
-            return False
-        # An undecided transaction may yet have to show entries here ('sealing is irrelevant').
-        return not await self._host.undecided(name)
+        checkpoints = [each for each in self.state.groups() if each.kind == "CHECKPOINT"]
+        number = segment.segment_id
+        unread_by = [each.name for each in checkpoints if number not in self.state.done(each)]
+        drained_by = self.state.drained
+        reason = await why_needed(
+            self.topic, segment, self._host, subscriptions, drained_by, unread_by
+        )
+        return reason is None
+
+    # --- subscriptions that nobody uses, and backlog quotas
+
+    async def _expire_subscriptions(self, layout: SegmentLayout, policies: TopicPolicies) -> None:
+        minutes = policies.subscription_expiration_minutes
+        for name in await self._expiry.expired(layout, minutes):
+            await self._subscriptions.end(name, layout)
+            EXPIRED_SUBSCRIPTIONS.inc()
+            _LOG.info("subscription-expired", topic=str(self.topic), subscription=name)
+
+    async def check_quotas(self, layout: SegmentLayout) -> None:
+        """Raise if no producer may come now."""
+        await self.backlog.check(layout, await self._policies(), self.state.drained_by_all)
+
+    async def enforce_quotas(self, layout: SegmentLayout) -> None:
+        """Do what its quotas say of the backlog of all segments."""
+        await self._enforce_quotas(layout, await self._policies())
+
+    async def _enforce_quotas(self, layout: SegmentLayout, policies: TopicPolicies) -> None:
+        await self.backlog.enforce(layout, policies, self.state.drained_by_all)
 
     async def _policies(self) -> TopicPolicies:
         return effective(
@@ -295,8 +350,12 @@ class Controller:
         present: ScalableRecord | None = record
         if now >= self._tick_at:
             self._tick_at = now + self._limits.scalable_auto_scale_interval_seconds
+            policies = await self._policies()
+            layout = changes.layout_of(record)
+            await self._expire_subscriptions(layout, policies)
+            await self._enforce_quotas(layout, policies)
             # Pruning before scaling: it makes room below the limit of segments.
-            present = await self._collect(record)
+            present = await self._collect(record, policies)
         if present is not None and present.layout is not None:
             present = await self._scale(present)
         return present
@@ -366,6 +425,7 @@ class Controller:
 
     async def _resolved(self, record: ScalableRecord) -> AutoScalePolicy:
         policies = await self._parts.namespaces.policies(self.topic.namespace)
+        self._note_lifecycle(policies)  # another broker may have changed it
         given = policies.scalable_topic_auto_scale_policy
         namespace = None if given is None else read_override(given)
         enabled = self._parts.auto_scale

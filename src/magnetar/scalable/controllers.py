@@ -21,10 +21,12 @@ from typing import Final
 from magnetar.errors import MagnetarError
 from magnetar.metadata.recipes import LeaderElection
 from magnetar.model.hashing import key_hash
-from magnetar.model.names import TopicName
+from magnetar.model.names import NamespaceName, TopicName
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import SCALABLE_CONTROLLER_FAILOVERS, SCALABLE_CONTROLLERS
 from magnetar.runtime.service import Service
+from magnetar.runtime.signal import Signal
+from magnetar.runtime.slices import SlicePace
 from magnetar.scalable.controller import Controller, ControllerParts
 from magnetar.scalable.records import CONTROLLERS, ScalableRecord, topic_key
 
@@ -45,9 +47,12 @@ def _slot(name: str) -> int:
 class Controllers(Service):
     """The controllers of one broker."""
 
-    def __init__(self, parts: ControllerParts, broker: str, url: str) -> None:
+    def __init__(
+        self, parts: ControllerParts, policies_changed: Signal, broker: str, url: str
+    ) -> None:
         super().__init__("controllers", stop_seconds=parts.limits.close_seconds)
         self._parts = parts
+        self._policies_changed = policies_changed
         self._url = url
         # The first part tells processes apart, the second one tells clients where to go.
         value = f"{broker} {url}".encode()
@@ -63,6 +68,7 @@ class Controllers(Service):
             self.spawn(self._follow_election(slot, election), f"leadership of slot {slot}")
         self.spawn(self._follow_topics(), "topics")
         self.spawn(self._follow_brokers(), "brokers")
+        self.spawn(self._follow_policies(), "policies")
 
     async def _stop(self) -> None:
         # Controllers before elections: while one still works here, no other broker begins.
@@ -80,6 +86,10 @@ class Controllers(Service):
         """The controller of a topic, if it is here."""
         running = self._running.get(topic_key(topic))
         return None if running is None else running.controller
+
+    def running(self) -> list[Controller]:
+        """All controllers that are here."""
+        return [each.controller for each in self._running.values()]
 
     async def leader_url(self, topic: TopicName) -> str | None:
         """Where the controller of a topic is; None: nobody leads it now."""
@@ -122,6 +132,28 @@ class Controllers(Service):
             # each controller judges that.
             for running in self._running.values():
                 running.controller.wake.advance()
+
+    async def _follow_policies(self) -> None:
+        seen, known = 0, dict[NamespaceName, dict[str, object] | None]()
+        while True:
+            seen = await self._policies_changed.past(seen)
+            served = {running.controller.topic.namespace for running in self._running.values()}
+            found = {name: await self._lifecycle_of(name) for name in served}
+            # One that is seen for the first time counts as changed: nobody knows since when.
+            changed = {each for each in served if each not in known or known[each] != found[each]}
+            known = found
+            pace = SlicePace()
+            for running in list(self._running.values()) if changed else ():
+                if running.controller.topic.namespace in changed:
+                    running.controller.policies_changed()
+                await pace.after()
+
+    async def _lifecycle_of(self, namespace: NamespaceName) -> dict[str, object] | None:
+        try:
+            policies = await self._parts.namespaces.policies(namespace)
+        except MagnetarError:
+            return None  # it is gone, or each controller reads it at its next tick
+        return policies.scalable_topic_lifecycle_policy
 
     async def _arrange(self, keys: Set[str]) -> None:
         """Run the controllers of these topics that are to run here, and no others."""

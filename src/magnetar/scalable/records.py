@@ -125,6 +125,13 @@ class AutoScaleOverride(msgspec.Struct, frozen=True, omit_defaults=True, rename=
     merge_bytes_rate_out_threshold: float | None = None
 
 
+class LifecycleOverride(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """The times for which a namespace or a topic keeps what lost its use; None: not set there."""
+
+    grace_period_seconds: float | None = None
+    sealed_seconds: float | None = None
+
+
 class ScalableRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """A scalable topic."""
 
@@ -139,6 +146,7 @@ class ScalableRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="ca
     """Topics of pruned segments that are still to be deleted."""
     properties: dict[str, str] = {}
     auto_scale: AutoScaleOverride | None = None
+    lifecycle: LifecycleOverride | None = None
     # In the record, not in memory: cool-downs outlive the controller that began them.
     last_split_ms: int = NEVER
     last_merge_ms: int = NEVER

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as replace_field
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ from msgspec.structs import replace
 from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.policy.effective import TopicPolicies, effective
 from magnetar.broker.policy.policies import Policies
+from magnetar.broker.topic.quota_rules import has_quota
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import Conflict, InvalidTopicName, NotAllowed, ServiceNotReady, TopicNotFound
 from magnetar.managed_ledger.ledger_list import KEEP_NOTHING, Retention
@@ -35,7 +37,9 @@ from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.metrics import SCALABLE_PRUNED_SEGMENTS
 from magnetar.runtime.service import Service
+from magnetar.runtime.slices import SLICE_ITEMS, SlicePace
 from magnetar.scalable.controller import KEY_SAMPLES, ControllerParts
 from magnetar.scalable.controllers import Controllers
 from magnetar.scalable.groups.regular_groups import RegularGroups, partition_names
@@ -47,26 +51,40 @@ from magnetar.scalable.layout.layout_changes import all_done
 from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.layout.layouts import Layouts
 from magnetar.scalable.layout.load_reports import LoadReporter
+from magnetar.scalable.layout.needs import why_needed
+from magnetar.scalable.layout.quotas import UNKNOWN, BacklogShown, TopicBacklog
 from magnetar.scalable.layout.retention import RetentionShares
 from magnetar.scalable.layout.segments import LocalSegments, SegmentHost
 from magnetar.scalable.layout.subscriptions import SubscriptionDesk
 from magnetar.scalable.layout.txn_barrier import TransactionBarrier
+from magnetar.scalable.lifecycle import (
+    Lifecycle,
+    broker_lifecycle,
+    read_lifecycle,
+    resolve_lifecycle,
+)
 from magnetar.scalable.live_brokers import LiveBrokers
 from magnetar.scalable.records import (
     AutoScaleOverride,
     DrainedRecord,
+    GroupRecord,
     LayoutChange,
+    LifecycleOverride,
     ScalableRecord,
     StartPosition,
     SubscriptionKind,
+    SubscriptionRecord,
     drained_key,
     segment_topic,
 )
+from magnetar.scalable.state import read_segments
 from magnetar.scalable.store import ScalableStore
 from magnetar.txn.outcomes import Outcomes
 
 # Should the watch of a record be late: whoever waits for it reads it again so often.
 _LOOK_SECONDS: Final = 1.0
+_TOPIC_ITEMS: Final = SLICE_ITEMS // 25
+"""A topic whose policies are put together counts as so many items of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +153,7 @@ class ScalableTopics(Service):
             auto_scale=auto_scale,
         )
         # Controllers carry changes out: of the topics whose slot this broker leads.
-        self.controllers = Controllers(parts, broker, url)
+        self.controllers = Controllers(parts, topics.namespaces_changed, broker, url)
         self._regular_groups = RegularGroups(topics, self.store, self.live_brokers, clock, limits)
         self.sessions = ConsumerSessions(
             self.store,
@@ -240,6 +258,26 @@ class ScalableTopics(Service):
             record = await self.layouts.read(topic)
             if not _shows(record, number):
                 raise TopicNotFound(f"{name} is not a segment of its topic")
+
+    async def admit_producer(self, name: TopicName) -> None:
+        """Before a producer comes: the backlog of the whole topic is within its quotas."""
+        if name.domain is not Domain.SEGMENT:
+            return
+        assert name.descriptor is not None, "segments have one"
+        topic, number = name.scalable_topic(), name.descriptor.segment_id
+        policies = self.policies(await self._topics.namespaces.policies(topic.namespace))
+        record = self.layouts.cached(topic)
+        if not has_quota(policies) or record is None or not _shows(record, number):
+            return
+        layout = changes.layout_of(record)
+        # It is to hear that its segment is sealed, and to go on to the children.
+        if not layout.segment(number).is_active:
+            return
+        controller = self.controllers.controller(topic)
+        if controller is not None:
+            await controller.check_quotas(layout)
+        else:  # another broker leads the topic
+            await TopicBacklog(topic, self.host, self._clock).check(layout, policies)
 
     async def subscribing(self, name: TopicName, options: SubscribeRequest) -> SubscribeRequest:
         """Before a consumer subscribes: its subscription is one of the whole topic.
@@ -391,6 +429,54 @@ class ScalableTopics(Service):
         await self._begin(topic, lambda each: changes.begin_delete(each, force=force))
         await self._until(topic, lambda each: each is None)
 
+    async def delete_segment(
+        self, topic: TopicName, segment_id: int, *, force: bool = False
+    ) -> None:
+        """Delete one of the oldest sealed segments; Conflict while somebody needs it.
+
+        With `force` whoever needs it loses what is left in it.
+        """
+        while True:
+            record = await self._after(topic, lambda each: each.change is None)
+            layout = changes.layout_of(record)
+            layout.prune([segment_id])  # InvalidLayout if it is active, or its parents are there
+            segment = layout.segment(segment_id)
+            reason = None if force else await self._why_needed(topic, segment)
+            if reason is not None:
+                raise Conflict(
+                    f"segment {segment.descriptor} of {topic}: {reason}",
+                    hint="wait until nobody needs it, or use force: what is left in it is lost",
+                )
+            # What was judged must be what is pruned.
+            pruned = partial(changes.pruned_from, judged=record, segment_ids=[segment_id])
+            try:
+                await self.store.change_topic(topic, pruned)
+            except Conflict:
+                continue
+            break
+        SCALABLE_PRUNED_SEGMENTS.inc()
+        name = str(segment_topic(topic, segment))
+        await self._until(topic, lambda each: each is None or name not in each.garbage)
+
+    async def _why_needed(self, topic: TopicName, segment: Segment) -> str | None:
+        """Tell who needs a segment, by what is stored: a controller's view may be late."""
+        drained = await self.store.all(topic, "drained", DrainedRecord)
+        done = await self.store.all(topic, "done", DrainedRecord)
+        groups = await self.store.all(topic, "group", GroupRecord)
+        number = segment.segment_id
+        return await why_needed(
+            topic,
+            segment,
+            self.host,
+            await self.store.all(topic, "sub", SubscriptionRecord),
+            lambda name: {each.segment_id for each in drained if each.group == name},
+            [
+                each.name
+                for each in groups
+                if each.kind == "CHECKPOINT" and number not in read_segments(each, done)
+            ],
+        )
+
     async def migrate(self, name: TopicName, *, force: bool = False) -> None:
         """Make a regular topic scalable; what it holds, and its subscriptions, stay readable."""
         if name.domain is Domain.SEGMENT or name.partition is not None:
@@ -428,6 +514,18 @@ class ScalableTopics(Service):
         await self.get(topic)
         await self.store.change_topic(topic, lambda record: replace(record, auto_scale=override))
 
+    async def set_lifecycle(self, topic: TopicName, override: LifecycleOverride | None) -> None:
+        """How long a topic keeps lost consumers and sealed segments; None: as its namespace."""
+        await self.get(topic)
+        await self.store.change_topic(topic, lambda record: replace(record, lifecycle=override))
+
+    async def lifecycle(self, record: ScalableRecord) -> Lifecycle:
+        """What holds for a topic."""
+        policies = await self._topics.namespaces.policies(record.topic.namespace)
+        given = policies.scalable_topic_lifecycle_policy
+        namespace = None if given is None else read_lifecycle(given)
+        return resolve_lifecycle(broker_lifecycle(self._limits), namespace, record.lifecycle)
+
     async def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         await self.get(topic)
         given = dict(properties)
@@ -437,6 +535,24 @@ class ScalableTopics(Service):
         limit = self._limits.scalable_total_segments_max
         if segments > limit:
             raise NotAllowed(f"{segments} segments; a topic may have {limit}")
+
+    # --- backlog quotas
+
+    async def enforce_quotas(self) -> None:
+        """Look at the backlogs of all topics that are led here now."""
+        pace = SlicePace()
+        for controller in self.controllers.running():
+            await pace.after(_TOPIC_ITEMS)
+            record = self.layouts.cached(controller.topic)
+            # One that is being created, deleted or changed is looked at another time.
+            if record is None or record.layout is None or record.change is not None:
+                continue
+            await controller.enforce_quotas(record.layout.layout())
+
+    def backlog(self, topic: TopicName, policies: TopicPolicies) -> BacklogShown:
+        """What the last look at a topic found, if it is led here and has a quota."""
+        controller = self.controllers.controller(topic)
+        return UNKNOWN if controller is None else controller.backlog.shown(policies)
 
     # --- subscriptions
 

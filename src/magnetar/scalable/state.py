@@ -1,6 +1,7 @@
 """The state beside one scalable topic, kept in memory by its controller.
 
-Owns: `TopicState`: the records of a topic's state directory, followed by one watch.
+Owns: `TopicState`: the records of a topic's state directory, followed by one watch; and
+`read_segments`, what the marks of a checkpoint group mean.
 
 Invariants:
 1. `changes`, which its owner gives, advances after the view changed.
@@ -10,7 +11,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Iterable, Set
 from typing import TypeVar
 
 import msgspec
@@ -63,15 +65,24 @@ class TopicState:
         marks = self._all("drained", DrainedRecord)
         return {each.segment_id for each in marks if each.group == subscription}
 
+    def drained_by_all(self) -> set[int] | None:
+        """Sealed segments that every subscription has drained, as far as is known.
+
+        None: there is no subscription.
+        """
+        names = {each.name for each in self.subscriptions()}
+        if not self.is_loaded:
+            return set()
+        if not names:
+            return None
+        # In one pass: there may be as many marks as segments times subscriptions.
+        marks = (each for each in self._all("drained", DrainedRecord) if each.group in names)
+        counts = Counter(each.segment_id for each in marks)
+        return {number for number, count in counts.items() if count == len(names)}
+
     def done(self, group: GroupRecord) -> set[int]:
         """Segments that a checkpoint group's present owners have read to the end."""
-        return {
-            each.segment_id
-            for each in self._all("done", DrainedRecord)
-            # What a former owner read does not count: the present one has no position
-            # there (see `assignment`).
-            if each.group == group.name and each.member in group.owners.get(each.segment_id, ())
-        }
+        return read_segments(group, self._all("done", DrainedRecord))
 
     def keys_of(self, prefix: str, group: str) -> list[str]:
         """The keys of the marks of one subscription or group."""
@@ -101,3 +112,14 @@ class TopicState:
         body = decode(record, kind)
         self._decoded[record.key] = record.version, body
         return body
+
+
+def read_segments(group: GroupRecord, marks: Iterable[DrainedRecord]) -> set[int]:
+    """Segments that a checkpoint group's present owners have read to the end, by their marks."""
+    # What a former owner read does not count: the present one has no position there (see
+    # `assignment`).
+    return {
+        each.segment_id
+        for each in marks
+        if each.group == group.name and each.member in group.owners.get(each.segment_id, ())
+    }

@@ -5,7 +5,7 @@ Owns: which reply each command has for an error, and the text of it.
 Invariants:
 1. A command that clients wait on gets exactly one reply of the type that they wait for.
 2. A client of the Go library recognises errors by the names of codes inside the text: a text here
-   never holds such a name.
+   never holds such a name, whatever topics, subscriptions and producers are called.
 3. What is not an error of Magnetar is a bug: it is answered as unknown, without its text.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from magnetar.errors import InvariantBroken, MagnetarError, NotAllowed
+from magnetar.errors import InvariantBroken, MagnetarError, NotAllowed, without_client_words
 from magnetar.txn.coordinator_partitions import partition_of
 from magnetar.wire.frames import command
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -32,7 +32,12 @@ def refusal(command_type: int, body: Any, error: BaseException) -> bytes | None:
     # Invariant 3: a bug's text may hold anything, even data of others.
     known = error if isinstance(error, MagnetarError) else _BUG
     refuse = _REFUSALS.get(command_type)
-    return None if refuse is None else refuse(body, int(known.wire_code), str(known))
+    return None if refuse is None else refuse(body, int(known.wire_code), text_of(known))
+
+
+def text_of(error: MagnetarError) -> str:
+    """The text of an error for any client (invariant 2)."""
+    return without_client_words(str(error))
 
 
 _WRONG_PORT: Final = (
@@ -48,7 +53,9 @@ WRONG_PORT_ANSWER: Final = (
 
 def unasked_error(error: MagnetarError) -> bytes:
     """What no request can be named for: a refused handshake, a broken stream."""
-    return command("ERROR", request_id=NO_REQUEST, error=int(error.wire_code), message=str(error))
+    return command(
+        "ERROR", request_id=NO_REQUEST, error=int(error.wire_code), message=text_of(error)
+    )
 
 
 def send_refusal(producer_id: int, sequence_id: int, error: MagnetarError) -> bytes:
@@ -57,7 +64,7 @@ def send_refusal(producer_id: int, sequence_id: int, error: MagnetarError) -> by
         producer_id=producer_id,
         sequence_id=sequence_id,
         error=int(error.wire_code),
-        message=str(error),
+        message=text_of(error),
     )
 
 
@@ -67,7 +74,7 @@ def ack_refusal(consumer_id: int, request_id: int, error: MagnetarError) -> byte
         consumer_id=consumer_id,
         request_id=request_id,
         error=int(error.wire_code),
-        message=str(error),
+        message=text_of(error),
     )
 
 

@@ -59,6 +59,22 @@ def test_unload_takes_a_scalable_topic_and_a_segment(running: Running) -> None:
     assert "has no segment 7" in missing.output
 
 
+def test_delete_takes_a_sealed_segment_and_no_other(running: Running) -> None:
+    running.done("topics", "create", X)
+    running.done("subscriptions", "create", X, "s", "--from", "earliest")
+    assert running.client("produce", X, "a").exit_code == 0
+    running.done("topics", "split", X, "0")
+    base = "segment://public/default/x"
+    sealed, active = f"{base}/0000-ffff-0", f"{base}/0000-7fff-1"
+    for segment, text in ((active, "active"), (sealed, "backlog of 1"), (f"{base}/0-1-9", "9")):
+        refused = running.admin("topics", "delete", segment)
+        assert refused.exit_code == 1
+        assert text in refused.output
+    assert running.done("topics", "delete", sealed, "--force") == f"deleted {sealed}\n"
+    drawn = running.done("topics", "layout", X).splitlines()
+    assert drawn[0] == f"{X}  epoch 2  2 active, 0 sealed, 1 removed"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [

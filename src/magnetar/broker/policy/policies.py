@@ -74,6 +74,10 @@ class Policies(msgspec.Struct, frozen=True):
         default=None, name="scalableTopicAutoScalePolicy"
     )
     """What it overrides of the broker's auto-scale policy, as `scalable` reads it."""
+    scalable_topic_lifecycle_policy: dict[str, object] | None = msgspec.field(
+        default=None, name="scalableTopicLifecyclePolicy"
+    )
+    """How long lost consumers and sealed segments are kept, as `scalable` reads it."""
     transaction_kind: TransactionKind | None = msgspec.field(default=None, name="transactionKind")
     """How topics of a namespace keep legacy transactions."""
 

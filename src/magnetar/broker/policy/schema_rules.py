@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import binascii
-import re
 from base64 import b64decode
 from dataclasses import dataclass
 from hashlib import sha256
@@ -28,7 +27,7 @@ from google.protobuf.message import DecodeError
 from magnetar.broker.api import SchemaData
 from magnetar.broker.policy.avro import SLICE_STEPS, AvroType, NotAvro, Steps, meaning, parsed
 from magnetar.broker.policy.avro_resolution import Effort, problem
-from magnetar.errors import DISK_FULL_WORDS, InvalidSchema
+from magnetar.errors import DISK_FULL_WORDS, InvalidSchema, without_client_words
 from magnetar.metadata.api import VALUE_BYTES_MAX
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -162,17 +161,10 @@ def incompatibility(
     return None
 
 
-# Clients for Go end for good what fails with a text in which one of these stands.
-_LOOKED_FOR: Final = re.compile(
-    "TopicNotFound|TopicTerminatedError|ProducerBlockedQuotaExceededException|ProducerFenced|"
-    "SubscriptionNotFound|AuthorizationError|ConsumerBusy|InvalidTopicName|IncompatibleSchema|"
-    f"ConsumerAssignError|NotAllowedError|{DISK_FULL_WORDS}"
-)
-
-
 def said(text: str) -> str:
     """A text with names of a schema in it, without words that clients look for (invariant 3)."""
-    return _LOOKED_FOR.sub(lambda found: f"{found[0][0]}~{found[0][1:]}", text)
+    plain = without_client_words(text)
+    return plain.replace(DISK_FULL_WORDS, f"{DISK_FULL_WORDS[0]}~{DISK_FULL_WORDS[1:]}")
 
 
 # --- Avro

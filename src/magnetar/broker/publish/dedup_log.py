@@ -11,6 +11,8 @@ Invariants:
 4. Once dedup is on, there is a snapshot: without one, dedup begins behind the last entry. What a
    segment inherited is in every snapshot, from before `inherit` returns.
 5. A snapshot is written by compare-and-set: a former owner never overwrites its successor's.
+6. The next snapshot comes after `SNAPSHOT_ENTRIES` entries, or so many seconds after the first one
+   as was told last, which `keep` follows also while it waits. Without entries nothing wakes it.
 
 Relies on: a managed ledger whose last position moves in the step in which its futures resolve, and
 a caller that runs `keep`.
@@ -38,10 +40,11 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.slices import SlicePace
 from magnetar.txn.records import State
 
-# Pulsar's defaults of brokerDeduplicationEntriesInterval, ...SnapshotIntervalSeconds,
-# ...ProducerInactivityTimeoutMinutes and ...MaxNumberOfProducers.
+# Pulsar's defaults of brokerDeduplicationEntriesInterval, ...ProducerInactivityTimeoutMinutes and
+# ...MaxNumberOfProducers.
 SNAPSHOT_ENTRIES: Final = 1000
-SNAPSHOT_SECONDS: Final = 120.0
+CARE_SECONDS: Final = 120.0
+"""After a snapshot that failed, and where none is due by time: until the next look."""
 LOOK_SECONDS: Final = 0.1
 IDLE_SECONDS: Final = 360 * 60.0
 NAMES_MAX: Final = 10_000
@@ -72,6 +75,7 @@ class DedupLog:
         clock: Clock,
         settle: Callable[[], None],
         transactions: ReplayedTransactions,
+        snapshot_seconds: float,
     ) -> None:
         self._topic = topic
         self._metadata = metadata
@@ -79,6 +83,12 @@ class DedupLog:
         self._clock = clock
         self._settle = settle
         self._transactions = transactions
+        self._snapshot_seconds = snapshot_seconds
+        # Of `keep` alone; `write_every` moves the wait that is under way.
+        self._wait: asyncio.Timeout | None = None
+        """The wait of `keep`, while it waits."""
+        self._first_at: float | None = None
+        """When the first entry was seen that the last snapshot has not; by the loop's time."""
         self.state = Dedup(NAMES_MAX)
         self._covered = transactions.max_read_position()
         """The position of the last snapshot."""
@@ -162,18 +172,44 @@ class DedupLog:
         """Write snapshots as they become due, until `end` or the end of the managed ledger."""
         seen = self._ledger.appended.version
         while not self._ended:
+            self._first_at = self._now() if self._behind() else None
             try:
-                async with asyncio.timeout(SNAPSHOT_SECONDS):
+                async with asyncio.timeout_at(self._due()) as wait:
+                    self._wait = wait
                     while self._behind() < SNAPSHOT_ENTRIES:
                         seen = await self._ledger.appended.past(seen)
+                        if self._first_at is None:
+                            self._first_at = self._now()
+                            wait.reschedule(self._due())
                         await self._clock.sleep(LOOK_SECONDS)  # not at every sync
             except TimeoutError:
-                # Two minutes without many entries: time for what need not be done often.
+                # As long without many entries: time for what need not be done often.
                 self.state.forget_idle(self._clock.monotonic(), IDLE_SECONDS)
             except MagnetarError:
                 return  # the managed ledger takes no more entries
-            if self._behind():
+            finally:
+                self._wait = None
+            behind = self._behind()
+            # By time there may be none at all: then many entries are the only reason to write.
+            if behind >= SNAPSHOT_ENTRIES or (behind and self._snapshot_seconds):
                 await self._try_to_write()
+
+    def _due(self) -> float:
+        """When `keep` goes on at the latest."""
+        if self._first_at is None or not self._snapshot_seconds:
+            return self._now() + CARE_SECONDS
+        return self._first_at + self._snapshot_seconds
+
+    def write_every(self, seconds: float) -> None:
+        """Write a snapshot so many seconds after the first new entry; 0: by entries alone."""
+        if seconds != self._snapshot_seconds:
+            self._snapshot_seconds = seconds
+            if self._wait is not None and not self._wait.expired():
+                self._wait.reschedule(self._due())
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()  # as `asyncio.timeout` counts
 
     async def _try_to_write(self) -> None:
         try:
@@ -181,7 +217,7 @@ class DedupLog:
         except MagnetarError as error:
             # The log still has it all; the next snapshot covers more.
             _LOG.warning("dedup-snapshot-failed", topic=str(self._topic), error=str(error))
-            await self._clock.sleep(SNAPSHOT_SECONDS)
+            await self._clock.sleep(CARE_SECONDS)
 
     async def write(self) -> None:
         """Store a snapshot of this moment."""

@@ -38,6 +38,7 @@ class TopicDedup:
         transactions: TopicTransactions,
         tasks: Service,
         clock: Clock,
+        snapshot_seconds: float,
     ) -> None:
         self._name = name
         self._metadata = metadata
@@ -46,6 +47,7 @@ class TopicDedup:
         self._transactions = transactions
         self._tasks = tasks
         self._clock = clock
+        self._snapshot_seconds = snapshot_seconds
         self._log: DedupLog | None = None
 
     @property
@@ -74,6 +76,7 @@ class TopicDedup:
             self._clock,
             self._producers.settle,
             self._transactions,
+            self._snapshot_seconds,
         )
         # Whole before anybody can ask: half a state would let duplicates through. Undecided
         # transactions are told to it in the same step in which it is shown.
@@ -81,6 +84,12 @@ class TopicDedup:
         self._log = log
         self._transactions.count_in(log.state)
         self._tasks.spawn(log.keep(), "dedup")
+
+    def write_every(self, seconds: float) -> None:
+        """Write a snapshot so many seconds after the first new entry; 0: by entries alone."""
+        self._snapshot_seconds = seconds
+        if self._log is not None:
+            self._log.write_every(seconds)
 
     async def end(self) -> None:
         """Forget everything."""

@@ -5,7 +5,8 @@ Owns: `TopicMaintenance`, one loop over all of them.
 Invariants:
 1. A topic whose care fails holds no other up; it is looked at again next time.
 2. Unused is what nobody has produced to or consumed from for as long as its policy says, and what
-   no transaction holds. Segments are never deleted here, and sealed ones are kept as a whole.
+   no transaction holds. Segments are never deleted here, and sealed ones are kept as a whole: so
+   are partitions of a regular topic that was migrated.
 3. Messages older than their time to live are acknowledged on every subscription, those of segments
    too, but not above the maxReadPosition. A durable subscription that nobody uses is deleted with
    its backlog when its policy says so; one of a scalable topic belongs to its controller. What is
@@ -47,6 +48,10 @@ class CaredFor(Protocol):
     async def unload(self, name: TopicName) -> None: ...
 
     async def delete(self, name: TopicName) -> None: ...
+
+    async def is_migrated(self, name: TopicName) -> bool:
+        """Whether it belongs to a scalable topic of its name."""
+        ...
 
 
 class TopicMaintenance:
@@ -95,7 +100,8 @@ class TopicMaintenance:
             minutes = policies.subscription_expiration_minutes
             if not minutes or topic.name.domain is Domain.SEGMENT or not subscription.durable:
                 continue
-            if subscription.unused_seconds() >= minutes * _SECONDS_PER_MINUTE:
+            is_due = subscription.unused_seconds() >= minutes * _SECONDS_PER_MINUTE
+            if is_due and not await self._topics.is_migrated(topic.name):
                 await topic.delete_subscription(name)
                 EXPIRED_SUBSCRIPTIONS.inc()
                 _LOG.info("subscription-expired", topic=str(topic.name), subscription=name)
@@ -108,9 +114,15 @@ class TopicMaintenance:
         if topic.lost is not None:
             await self._topics.unload(topic.name)
         elif self._is_disused(topic):
-            await self._topics.delete(topic.name)
-        elif topic.name.domain is not Domain.SEGMENT or not topic.terminated:
-            await topic.trim()  # a sealed segment is kept, and goes, as a whole
+            if not await self._topics.is_migrated(topic.name):
+                await self._topics.delete(topic.name)
+        # A sealed segment is kept, and goes, as a whole. Few other topics are terminated: only for
+        # these it is looked up whether they are one.
+        elif not topic.terminated or not await self._is_sealed_segment(topic.name):
+            await topic.trim()
+
+    async def _is_sealed_segment(self, name: TopicName) -> bool:
+        return name.domain is Domain.SEGMENT or await self._topics.is_migrated(name)
 
     def _is_disused(self, topic: LoadedTopic) -> bool:
         now = self._clock.monotonic()

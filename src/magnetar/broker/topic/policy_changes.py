@@ -29,6 +29,7 @@ from magnetar.broker.topic.topic import TopicParts
 from magnetar.errors import MagnetarError, TopicNotFound
 from magnetar.model.names import Domain, NamespaceName, TopicName
 from magnetar.runtime.keyed_lock import KeyedLock
+from magnetar.runtime.signal import Signal
 from magnetar.runtime.slices import SLICE_ITEMS, SlicePace
 
 FOLLOW_ITEMS: Final = SLICE_ITEMS // 25
@@ -52,6 +53,8 @@ class PolicyChanges:
     ) -> None:
         self.version = 0
         """Advances with every change, before loaded topics are told."""
+        self.namespaces_changed = Signal()
+        """Advances after a namespace's policies were changed, for those above topics."""
         self._parts = parts
         self._namespaces = namespaces
         self._loaded = loaded
@@ -74,7 +77,9 @@ class PolicyChanges:
     ) -> None:
         """Change a namespace's policies; its loaded topics follow."""
         async with self._turns.of(namespace):
-            await self._follow(namespace, await self._namespaces.change(namespace, change))
+            policies = await self._namespaces.change(namespace, change)
+            self.namespaces_changed.advance()
+            await self._follow(namespace, policies)
 
     async def change_topic(self, name: TopicName, change: Callable[[Policies], Policies]) -> None:
         """Change what a topic overrides of its namespace's policies."""

@@ -1,14 +1,14 @@
 """Pure: what backlog quotas say of the backlog of one topic.
 
-Owns: `bytes_from`, the size of a backlog; `exceeded`, which quota it has used up; and
-`evicted_through`, up to where a backlog has to go to be below its quota again.
+Owns: `bytes_from`, the size of a backlog, and `age_seconds`; `exceeded`, which quota it has used
+up; and `evicted_through`, up to where a backlog has to go to be below its quota again.
 
 Invariants:
 1. A quota is used up by a backlog that is as large, or as old, as it says, or more. Of two that are
    used up the one by size counts.
 2. Sizes are each ledger's, shared out among its entries: nothing is read for them.
-3. What is left of a backlog behind `evicted_through` is at most the part of the quota that
-   `KEPT` names, and no entry could have been spared.
+3. What is left of a backlog behind `evicted_through` fits into the room it was given, and no entry
+   could have been spared.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.values import QuotaPolicy
 from magnetar.managed_ledger.ledger_list import LedgerSpan
 from magnetar.model.ids import Position
+
+_MS_PER_SECOND: Final = 1000
 
 # As in Pulsar: without a gap the next message would use the quota up again.
 KEPT: Final = 0.9
@@ -54,6 +56,12 @@ def _age_limit(policies: TopicPolicies) -> int | None:
     return limit if limit > 0 else None
 
 
+def age_seconds(published_ms: int | None, now_ms: int) -> float:
+    """The age of a backlog whose first message was published then; None: there is none."""
+    # Of a producer whose clock is ahead it would be negative.
+    return 0.0 if published_ms is None else max(now_ms - published_ms, 0) / _MS_PER_SECOND
+
+
 def exceeded(policies: TopicPolicies, size_bytes: int, age_seconds: float) -> Exceeded | None:
     """The quota that such a backlog has used up; None: neither."""
     size, age = _size_limit(policies), _age_limit(policies)
@@ -76,9 +84,8 @@ def bytes_from(spans: Iterable[LedgerSpan], position: Position) -> int:
     return found
 
 
-def evicted_through(spans: Sequence[LedgerSpan], limit_bytes: int) -> Position | None:
-    """The last entry that must go; None: none has to."""
-    room = int(limit_bytes * KEPT)
+def evicted_through(spans: Sequence[LedgerSpan], room: int) -> Position | None:
+    """The last entry that must go so that so many bytes are left; None: none has to."""
     # From the end back, as long as whole ledgers fit in; the last one that does not is cut.
     for span in reversed(spans):
         if span.size_bytes > room:

@@ -207,6 +207,7 @@ class Topic:
             self._transactions,
             self._tasks,
             parts.clock,
+            policies.deduplication_snapshot_seconds,
         )
         self.quotas = TopicQuotas(self, parts.clock)
         self._deleting = False
@@ -461,6 +462,7 @@ class Topic:
             self._check_open()
             before, self.policies = self.policies, policies
             self._limit_sends()
+            self._dedup.write_every(policies.deduplication_snapshot_seconds)
             if policies.delayed_delivery != before.delayed_delivery:
                 self._subscriptions.wake()  # some may be due by now
             if _unacked_limits(policies) != _unacked_limits(before):

@@ -104,6 +104,7 @@ class Topics(Service):
         self.change_topic = self._policies.change_topic
         self.change_topics = self._policies.change_topics
         self.topic_policies = self._policies.topic_policies
+        self.namespaces_changed = self._policies.namespaces_changed
         self.loaded_changed = Signal()
         """Advances after a topic was loaded or unloaded."""
         self._loads_done = 0
@@ -294,10 +295,14 @@ class Topics(Service):
         await self._check_not_scalable(name)
         return await self._create_record(name, namespace)
 
-    async def _check_not_scalable(self, name: TopicName) -> None:
+    async def is_migrated(self, name: TopicName) -> bool:
+        """Whether it belongs to a scalable topic of its name, or is about to."""
         if name.domain is not Domain.PERSISTENT:
-            return
-        if await self._parts.metadata.get(scalable_key(name)) is not None:
+            return False
+        return await self._parts.metadata.get(scalable_key(name)) is not None
+
+    async def _check_not_scalable(self, name: TopicName) -> None:
+        if await self.is_migrated(name):
             raise NotAllowed(
                 f"{name} cannot be created: a scalable topic has its name",
                 hint=f"use {name.scalable_topic()}",

@@ -62,6 +62,13 @@ def unload_path(topic: str) -> str:
     return path if name.descriptor is None else f"{path}/{name.descriptor.segment_id}"
 
 
+def delete_path(topic: str) -> str:
+    """The path that deletes a scalable topic, or the one segment that is named."""
+    name = TopicName.parse(topic)
+    path = _path(name)
+    return path if name.descriptor is None else f"{path}/segment/{name.descriptor.segment_id}"
+
+
 def _path(name: TopicName) -> str:
     return f"scalable/{name.namespace}/{part(name.local_name)}"
 
@@ -192,6 +199,7 @@ def print_statistics(found: dict[str, Any]) -> None:
         ("removed segments", found.get("prunedSegments")),
         ("change under way", None if change is None else _change_text(change)),
         ("kept after it is acknowledged", retention_text(found["retention"])),
+        *_quota_rows(found),
         ("splits and merges by itself", found.get("autoScalePolicy", {}).get("enabled")),
     ]
     print_table(("what", "value"), what, none="")
@@ -227,6 +235,19 @@ def print_statistics(found: dict[str, Any]) -> None:
     ]
     columns = ("subscription", "type", "backlog", "consumers", "isolation")
     print_table(columns, subscriptions, none="no subscriptions")
+
+
+def _quota_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What of its backlog quotas is used up; nothing without one."""
+    rows = []
+    # -1: no quota, or nobody has looked yet.
+    if (limit := found.get("backlogQuotaLimitSize", -1)) >= 0:
+        size = found["backlogSize"]
+        rows.append(("backlog", f"{f'{size:,}' if size >= 0 else '?'} of {limit:,} bytes"))
+    if (limit := found.get("backlogQuotaLimitTime", -1)) > 0:
+        age = found["oldestBacklogMessageAgeSeconds"]
+        rows.append(("oldest message", f"{f'{age:,}' if age >= 0 else '?'} of {limit:,} s"))
+    return rows
 
 
 async def _changed(admin: AdminClient, path: str, work: Coroutine[Any, Any, Any]) -> None:

@@ -21,6 +21,7 @@ from magnetar.cli.admin_client import (
 from magnetar.cli.output import print_json, print_table, retention_text
 from magnetar.cli.verbs.scalable import (
     VERBS,
+    delete_path,
     is_scalable,
     listed_topics,
     print_statistics,
@@ -110,9 +111,13 @@ def create(topic: str, partitions: int | None, segments: int | None, admin_url: 
 @click.option("--force", is_flag=True, help="Even while it is used: its clients are closed.")
 @admin_options
 def delete(topic: str, force: bool, admin_url: str | None) -> None:
-    """Delete TOPIC with all its messages and subscriptions."""
-    if is_scalable(topic):
-        ask(admin_url, lambda admin: admin.delete(scalable_path(topic), force=_flag(force)))
+    """Delete TOPIC with all its messages and subscriptions.
+
+    Of a scalable topic a sealed segment can be deleted by its name, segment://..., by force also
+    one that is not drained: what is left in it is lost.
+    """
+    if TopicName.parse(topic).domain.is_scalable:
+        ask(admin_url, lambda admin: admin.delete(delete_path(topic), force=_flag(force)))
         click.echo(f"deleted {topic}")
         return
     path = topic_path(topic)

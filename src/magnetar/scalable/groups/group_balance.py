@@ -33,6 +33,8 @@ from magnetar.scalable.state import TopicState
 from magnetar.scalable.store import ScalableStore
 
 _MS: Final = 1000
+_IDLE_SECONDS: Final = 60.0
+"""Between two looks while nobody is lost, at least: there may be no grace period at all."""
 
 
 class GroupBalance:
@@ -53,7 +55,8 @@ class GroupBalance:
         self._store = store
         self._live_brokers = live_brokers
         self._clock = clock
-        self._grace_seconds = grace_seconds
+        self.grace_seconds = grace_seconds
+        """How long a lost consumer keeps its segments; whoever changes it balances then."""
 
     async def balance(self, layout: SegmentLayout, layout_epoch: int) -> None:
         """Give out the segments of a layout; `layout_epoch` is NEVER for a regular topic's."""
@@ -75,8 +78,8 @@ class GroupBalance:
         ]
         if not lost:
             # Nobody is lost: any time would do, for whoever gets lost is news.
-            return self._grace_seconds
-        due_ms = min(lost) + self._grace_seconds * _MS
+            return max(self.grace_seconds, _IDLE_SECONDS)
+        due_ms = min(lost) + self.grace_seconds * _MS
         # Never 0: a clock that stands still would make its caller spin.
         return max((due_ms - self._clock.now_ms()) / _MS, 0.001)
 
@@ -90,7 +93,7 @@ class GroupBalance:
     ) -> None:
         """Once more in the store, for the group may have moved on since it was seen."""
         now_ms = self._clock.now_ms()
-        grace_ms = int(self._grace_seconds * _MS)
+        grace_ms = int(self.grace_seconds * _MS)
         live_brokers = self._live_brokers.ids
         before: GroupRecord | None = None
 

@@ -261,6 +261,15 @@ def pruned(record: ScalableRecord, segment_ids: Iterable[int]) -> ScalableRecord
     )
 
 
+def pruned_from(
+    record: ScalableRecord, judged: ScalableRecord, segment_ids: Iterable[int]
+) -> ScalableRecord:
+    """Prune by a judgement of the record as it was seen; Conflict if a change came in between."""
+    if record.layout != judged.layout or record.change is not None:
+        raise Conflict(f"{record.name} has changed meanwhile")
+    return pruned(record, segment_ids)
+
+
 def swept(record: ScalableRecord, names: Iterable[str]) -> ScalableRecord:
     """Topics that were to be deleted are gone."""
     gone = set(names)

@@ -101,6 +101,8 @@ class TopicRetention:
         self._shares = shares
         self._clock = clock
         self._limits = limits
+        self.sealed_seconds = limits.scalable_sealed_seconds
+        """How long a sealed segment is kept at least."""
         self._retention = Retention(None, None)
         self._is_default = False
         self._kept: dict[int, Kept] = {}
@@ -134,7 +136,7 @@ class TopicRetention:
         age_ms = self._now_ms - segment.sealed_at_ms
         seconds, size_bytes = self._retention
         mine = self._kept[segment.segment_id].size_bytes
-        is_old = age_ms >= self._limits.scalable_sealed_seconds * MS_PER_SECOND
+        is_old = age_ms >= self.sealed_seconds * MS_PER_SECOND
         # Case 1: more is kept without it than has to be. At once, for the disk may be full in the
         # hour in which sealed segments stay; unless nothing is kept at all: then that hour decides.
         if size_bytes is not None and self._total() - mine >= size_bytes:

@@ -17,9 +17,10 @@ from typing import Final, NamedTuple, Protocol
 from magnetar.broker.api import ProducerRequest, SubscribeRequest
 from magnetar.broker.publish.lineage import Lineage
 from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.quotas import Backlog
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import Topics
-from magnetar.errors import SubscriptionNotFound, TopicNotFound
+from magnetar.errors import MagnetarError, SubscriptionNotFound, TopicNotFound
 from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.isolation import stored_isolation
@@ -105,6 +106,18 @@ class SegmentHost(Protocol):
     async def trim(self, name: TopicName, retention: Retention) -> None:
         """Drop what nobody needs and this retention lets go; none is fine."""
 
+    async def slowest_backlog(self, name: TopicName, *, with_age: bool) -> Backlog:
+        """What its slowest durable subscription has left."""
+
+    async def evict(self, name: TopicName, room: int) -> None:
+        """Have its subscriptions pass over all but the last so many bytes; none is fine."""
+
+    async def evict_older(self, name: TopicName, seconds: float) -> None:
+        """Have its subscriptions pass over what is older; none is fine."""
+
+    async def stop_producers(self, name: TopicName, error: MagnetarError) -> None:
+        """Close the producers that are connected to it now."""
+
     async def undecided(self, name: TopicName) -> bool:
         """Whether a transaction that is not decided may have written to it."""
 
@@ -131,6 +144,9 @@ class SegmentHost(Protocol):
 
     async def consumers(self, name: TopicName, subscription: str) -> int:
         """How many are connected to a subscription of a segment."""
+
+    async def unused_seconds(self, name: TopicName, subscription: str) -> float | None:
+        """How long nobody has been connected to it; None: it is not loaded, so nobody is."""
 
 
 MANAGED_PROPERTY: Final = "__pulsar.v5.managed"
@@ -239,6 +255,26 @@ class LocalSegments:
         if not topic.terminated:
             await topic.trim(retention)
 
+    async def slowest_backlog(self, name: TopicName, *, with_age: bool) -> Backlog:
+        return await (await self._topic(name)).quotas.backlog(with_age=with_age)
+
+    async def evict(self, name: TopicName, room: int) -> None:
+        try:
+            (await self._topic(name)).quotas.evict(room)
+        except TopicNotFound:
+            return  # nothing of it is left
+
+    async def evict_older(self, name: TopicName, seconds: float) -> None:
+        try:
+            await (await self._topic(name)).quotas.evict_older(seconds)
+        except TopicNotFound:
+            return
+
+    async def stop_producers(self, name: TopicName, error: MagnetarError) -> None:
+        topic = self._topics.loaded.get(name)
+        if isinstance(topic, Topic):  # else it has none
+            topic.stop_producers(error)
+
     async def undecided(self, name: TopicName) -> bool:
         try:
             transactions = (await self._topic(name)).transactions
@@ -278,6 +314,11 @@ class LocalSegments:
         topic = self._topics.loaded.get(name)
         found = None if topic is None else topic.subscriptions.get(subscription)
         return 0 if found is None else len(found.consumers)
+
+    async def unused_seconds(self, name: TopicName, subscription: str) -> float | None:
+        topic = self._topics.loaded.get(name)
+        found = topic.subscriptions.get(subscription) if isinstance(topic, Topic) else None
+        return None if found is None else found.unused_seconds()
 
     # --- parts
 

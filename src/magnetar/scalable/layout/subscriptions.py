@@ -62,6 +62,14 @@ class Subscriptions:
             elif not record.established:
                 await self._establish(record, layout)
 
+    async def end(self, name: str, layout: SegmentLayout) -> None:
+        """Delete a subscription from every segment."""
+        key = subscription_key(self._topic, name)
+        # Marked first: after a crash in between the next look goes on with it.
+        marked = await self._store.change(key, SubscriptionRecord, _marked)
+        if marked is not None:
+            await self._end(marked, layout)
+
     async def record_copied(self, cursor: CursorFound, now_ms: int) -> None:
         """A subscription that a migrated topic brings along; its cursors there stay."""
         wanted = SubscriptionRecord(
@@ -149,10 +157,7 @@ class SubscriptionDesk:
         if await self._store.get(key, SubscriptionRecord) is None:
             return False
 
-        def marked(present: SubscriptionRecord | None) -> SubscriptionRecord | None:
-            return None if present is None else replace(present, deleting=True)
-
-        await self._store.change(key, SubscriptionRecord, marked)
+        await self._store.change(key, SubscriptionRecord, _marked)
 
         async def is_gone() -> bool:
             found = await self._store.get(key, SubscriptionRecord)
@@ -182,3 +187,7 @@ class SubscriptionDesk:
             raise ServiceNotReady(
                 f"subscription {name!r} of {topic} was not ready within {self._wait_seconds:g} s"
             ) from error
+
+
+def _marked(present: SubscriptionRecord | None) -> SubscriptionRecord | None:
+    return None if present is None else replace(present, deleting=True)

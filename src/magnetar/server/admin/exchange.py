@@ -159,7 +159,8 @@ async def body_of(request: web.Request, kind: type[Value]) -> Value | None:
         return None
     try:
         found = msgspec.json.decode(data)
-    except msgspec.MsgspecError as error:
+    # The second one is of a text within it that is no UTF-8.
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the body of the request: {error}") from error
     except RecursionError:
         raise InvalidArgument("the body of the request is nested too deeply") from None

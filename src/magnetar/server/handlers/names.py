@@ -24,6 +24,12 @@ async def admit(context: Context, name: TopicName) -> None:
         await context.scalable.admit(name)
 
 
+async def admit_producer(context: Context, name: TopicName) -> None:
+    """Refuse producers of a segment while the backlog of its whole topic is too large."""
+    if name.domain is Domain.SEGMENT:
+        await context.scalable.admit_producer(name)
+
+
 @contextmanager
 def used(context: Context, name: TopicName) -> Iterator[None]:
     """Where a topic is used: what fails because it was migrated says so."""

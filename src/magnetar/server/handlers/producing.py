@@ -8,7 +8,7 @@ from magnetar.broker.topic.nonpersistent import LoadedTopic
 from magnetar.errors import ProducerBusy, ServiceNotReady
 from magnetar.model.names import TopicName
 from magnetar.server.authority import Action
-from magnetar.server.handlers.names import admit, may_create, used
+from magnetar.server.handlers.names import admit, admit_producer, may_create, used
 from magnetar.server.handlers.values import metadata_of, name_of, schema_of
 from magnetar.server.handles import ProducerHandle
 from magnetar.server.keepalive import is_alive
@@ -38,6 +38,7 @@ async def producer(session: Session, body: pb.CommandProducer) -> None:
             await held.close()  # it may not have left its topic yet
         await admit(session.context, name)
         create = may_create(session.context, name)
+        await admit_producer(session.context, name)
         with used(session.context, name):
             topic = await session.context.topics.get(name, create=create)
             opened = await _admitted(session, topic, options)

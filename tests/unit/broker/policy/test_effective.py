@@ -145,6 +145,7 @@ def test_every_policy_with_an_effect_has_a_value_of_the_broker() -> None:
     without = {
         "schema_auto_update_compatibility_strategy",
         "scalable_topic_auto_scale_policy",
+        "scalable_topic_lifecycle_policy",
         "transaction_kind",
         "subscription_auth_mode",
     }

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.values import BacklogQuota, QuotaPolicy
 from magnetar.broker.topic.quota_rules import (
-    KEPT,
     Exceeded,
     bytes_from,
     evicted_through,
@@ -62,10 +61,9 @@ def ledgers(draw: st.DrawFn) -> list[LedgerSpan]:
 
 @given(ledgers(), st.integers(0, 20_000))
 def test_what_is_left_fits_and_nothing_more_goes_than_has_to(
-    spans: list[LedgerSpan], limit: int
+    spans: list[LedgerSpan], room: int
 ) -> None:
-    room = int(limit * KEPT)
-    through = evicted_through(spans, limit)
+    through = evicted_through(spans, room)
     if through is None:
         assert sum(each.size_bytes for each in spans) <= room
         return

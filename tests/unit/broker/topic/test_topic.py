@@ -19,7 +19,7 @@ from magnetar.broker.api import (
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.values import SubscribeRate
-from magnetar.broker.publish.dedup_log import SNAPSHOT_ENTRIES, SNAPSHOT_SECONDS
+from magnetar.broker.publish.dedup_log import SNAPSHOT_ENTRIES
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import (
@@ -352,7 +352,7 @@ def test_a_snapshot_covers_what_sessions_have_not_taken_yet() -> None:
         for number in range(SNAPSHOT_ENTRIES + 10):
             producer.send(message(number))
         await settled(lambda: topic.ledger.pending == 0)
-        await asyncio.sleep(SNAPSHOT_SECONDS + 1)
+        await asyncio.sleep(TopicPolicies().deduplication_snapshot_seconds + 1)
         world.kill(parts)
 
         topic = await world.topic(dedup=True)
@@ -407,7 +407,7 @@ def test_nothing_behind_the_snapshot_is_trimmed() -> None:
         await send_all(topic, producer, *range(25))
         await settled(lambda: topic.ledger.ledger_spans[0].closed)
         assert await topic.trim() == []
-        await asyncio.sleep(SNAPSHOT_SECONDS + 1)
+        await asyncio.sleep(TopicPolicies().deduplication_snapshot_seconds + 1)
         assert await topic.trim() != []
         await topic.close()
 

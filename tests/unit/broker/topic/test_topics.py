@@ -563,6 +563,9 @@ def test_others_have_turns_while_very_many_topics_are_looked_at(
         async def delete(self, name: TopicName) -> None:
             raise AssertionError(name)
 
+        async def is_migrated(self, name: TopicName) -> bool:
+            raise AssertionError(name)
+
     async def others() -> None:
         nonlocal most
         while looks < many:

@@ -36,3 +36,29 @@ def test_who_splits_is_told_of_a_wait_for_transactions(capsys: pytest.CaptureFix
         "not done yet: split (prepare), waits for open transactions, (3,14) among them, "
         "4 s more at most\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "rows"),
+    [
+        ({}, []),
+        ({"backlogQuotaLimitSize": -1, "backlogQuotaLimitTime": -1}, []),
+        (
+            {"backlogQuotaLimitSize": 30_000, "backlogSize": -1},
+            [("backlog", "? of 30,000 bytes")],
+        ),
+        (
+            {
+                "backlogQuotaLimitSize": 30_000,
+                "backlogSize": 1234,
+                "backlogQuotaLimitTime": 7200,
+                "oldestBacklogMessageAgeSeconds": 3600,
+            },
+            [("backlog", "1,234 of 30,000 bytes"), ("oldest message", "3,600 of 7,200 s")],
+        ),
+    ],
+)
+def test_statistics_say_how_much_of_a_quota_is_used_up(
+    found: dict[str, Any], rows: list[tuple[str, str]]
+) -> None:
+    assert scalable._quota_rows(found) == rows

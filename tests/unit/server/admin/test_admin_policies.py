@@ -86,6 +86,10 @@ VALUES: dict[str, tuple[Any, Any]] = {
         {"enabled": True, "maxSegments": 8, "splitMsgRateInThreshold": 500.0},
         {"minSegments": 9, "maxSegments": 8},
     ),
+    "scalable_topic_lifecycle_policy": (
+        {"gracePeriodSeconds": 10.0, "sealedSeconds": 0.0},
+        {"gracePeriodSeconds": -1},
+    ),
     "transaction_kind": ("metadata", "both"),
     "replication_clusters": (["here"], ["here", "there"]),
     "allowed_clusters": (["here"], []),

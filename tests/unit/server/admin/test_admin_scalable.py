@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.errors import MagnetarError
 from magnetar.model.names import TopicName
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.server.admin.world import World, run
@@ -236,6 +237,34 @@ def test_a_sealed_segment_cannot_be_split(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_sealed_segment_is_deleted_and_no_other(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.change("PUT", X)
+        await world.change("PUT", f"{X}/subscriptions/s", type="QUEUE")
+        await world.produce(SEGMENT, 3)
+        await world.change("POST", f"{X}/split/0")
+        await world.change("POST", f"{X}/split/1")
+        before = await world.get(X)
+        path = f"{X}/segment"
+        assert "backlog of 3" in await world.refuse(409, "DELETE", f"{path}/0")
+        for force in ("false", "true"):
+            assert "active" in await world.refuse(412, "DELETE", f"{path}/2", force=force)
+            assert "parent 0" in await world.refuse(412, "DELETE", f"{path}/1", force=force)
+            await world.refuse(404, "DELETE", f"{path}/9", force=force)
+        await world.refuse(412, "DELETE", f"{path}/first")
+        await world.refuse(404, "DELETE", f"{BASE}/none/segment/0")
+        await world.refuse(405, "GET", f"{path}/0")
+        assert await world.get(X) == before
+        await world.change("DELETE", f"{path}/0", force="true")
+        await world.change("DELETE", f"{path}/1")
+        await world.refuse(404, "DELETE", f"{path}/1")
+        assert sorted(await active(world)) == [2, 3, 4]
+        assert len((await world.get(X))["segments"]) == 3
+        assert (await world.get(f"{X}/stats"))["prunedSegments"] == 2
+
+    run(tmp_path, scenario)
+
+
 def test_migration(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         await world.refuse(404, "POST", f"{X}/migrate")
@@ -252,6 +281,70 @@ def test_migration(tmp_path: Path) -> None:
         )
         await world.refuse(409, "POST", f"{X}/migrate")
         assert "s" in (await world.get(f"{X}/subscriptions"))["subscriptions"]
+
+    run(tmp_path, scenario)
+
+
+# --- lost consumers and sealed segments
+
+
+def test_a_lifecycle_policy_of_a_topic_goes_before_its_namespaces(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.change("PUT", X)
+        path, namespace = f"{X}/lifecyclePolicy", "namespaces/public/default"
+        broker = {"gracePeriodSeconds": 60.0, "sealedSeconds": 3600.0}
+        await world.change("GET", path)
+        assert await world.get(path, applied="true") == broker
+        given = {"gracePeriodSeconds": 5, "sealedSeconds": 6}
+        await world.change("POST", f"{namespace}/scalableTopicLifecyclePolicy", given)
+        await world.change("POST", path, {"sealedSeconds": 7.5})
+        assert await world.get(path) == {"sealedSeconds": 7.5}
+        held = {"gracePeriodSeconds": 5.0, "sealedSeconds": 7.5}
+        assert await world.get(path, applied="true") == held
+        assert (await world.get(f"{X}/stats"))["lifecyclePolicy"] == held
+        for wrong in ({"sealedSeconds": -1}, {"sealed": 1}, [1], None, b"{", b"[" * 100_000):
+            await world.refuse(412, "POST", path, wrong)
+        assert await world.get(path) == {"sealedSeconds": 7.5}
+        for _ in range(2):
+            await world.change("DELETE", path)
+        assert await world.get(path, applied="true") == given
+        for method in ("GET", "POST", "DELETE"):
+            await world.refuse(404, method, f"{BASE}/none/lifecyclePolicy", {})
+
+    run(tmp_path, scenario)
+
+
+# --- backlog quotas
+
+
+def test_a_quota_counts_the_backlog_of_all_segments(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.change("PUT", X)
+        await world.change("PUT", f"{X}/subscriptions/s", type="QUEUE")
+        await world.produce(SEGMENT, 3)
+        await world.change("POST", f"{X}/split/0")
+        stats = await world.get(f"{X}/stats")
+        assert (stats["backlogQuotaLimitSize"], stats["backlogSize"]) == (-1, -1)
+        lower = "segment://public/default/x/0000-7fff-1"
+        quota = {"limit": 1, "policy": "producer_exception"}
+        await world.change("POST", "namespaces/public/default/backlogQuota", quota)
+        # The child has no backlog of its own.
+        async with world.link() as link:
+            with pytest.raises(MagnetarError) as raised:
+                await link.request("PRODUCER", topic=lower, producer_id=1)
+        assert "backlog" in str(raised.value)
+        stats = await world.get(f"{X}/stats")
+        assert stats["backlogQuotaLimitSize"] == 1
+        assert stats["backlogSize"] > 1
+        assert stats["oldestBacklogMessageAgeSeconds"] == -1
+        # Through the other endpoint the oldest go.
+        quota = {"limitTime": 60, "policy": "consumer_backlog_eviction"}
+        path = "namespaces/public/default/backlogQuota"
+        await world.change("DELETE", path)
+        await world.change("POST", path, quota, backlogQuotaType="message_age")
+        await world.change("GET", "brokers/backlog-quota-check")
+        assert (await world.get(f"{X}/subscriptions/s"))["msgBacklog"] == 0
+        await world.produce(lower, 1)
 
     run(tmp_path, scenario)
 

@@ -78,6 +78,9 @@ async def brokers(request: web.Request) -> web.Response:
 
 async def check_quotas(request: web.Request) -> web.Response:
     await topics_of(request).enforce_quotas()
+    context = server_of(request).context
+    if context.has_scalable:
+        await context.scalable.enforce_quotas()
     return done()
 
 

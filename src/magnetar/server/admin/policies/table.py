@@ -34,6 +34,7 @@ from magnetar.broker.policy.values import (
 )
 from magnetar.errors import InvalidArgument, NotAllowed
 from magnetar.scalable.layout.autoscale import check_override, read_override
+from magnetar.scalable.lifecycle import read_lifecycle
 from magnetar.server.admin.exchange import DOCUMENT_BYTES_MAX, Refusal, server_of, topics_of
 
 
@@ -75,6 +76,11 @@ def _checked_override(given: dict[str, object]) -> dict[str, object]:
     override = read_override(given)
     check_override(override)
     stored: dict[str, object] = msgspec.to_builtins(override)
+    return stored
+
+
+def _checked_lifecycle(given: dict[str, object]) -> dict[str, object]:
+    stored: dict[str, object] = msgspec.to_builtins(read_lifecycle(given))
     return stored
 
 
@@ -242,6 +248,12 @@ POLICIES: Final = (
         dict,
         "scalableTopicAutoScalePolicy",
         check=_checked_override,
+    ),
+    Policy(
+        "scalable_topic_lifecycle_policy",
+        dict,
+        "scalableTopicLifecyclePolicy",
+        check=_checked_lifecycle,
     ),
     Policy("transaction_kind", str, "transactionKind", check=_checked_kind, allowed=_check_kind),
     # What they are about is not here: one cluster, no other machines, no tiers, no roles.

@@ -21,6 +21,7 @@ from magnetar.model.hashing import HASH_MAX
 from magnetar.model.names import Domain, TopicName
 from magnetar.scalable.layout.autoscale import check_override, read_override, resolve
 from magnetar.scalable.layout.changes import layout_of
+from magnetar.scalable.lifecycle import read_lifecycle
 from magnetar.scalable.records import ScalableRecord, segment_topic
 from magnetar.server.admin import endpoints
 from magnetar.server.admin.exchange import (
@@ -91,8 +92,19 @@ async def statistics(request: web.Request) -> web.Response:
     found = statistics_json(request, view)
     found["autoScalePolicy"] = await _effective_policy(request, view.record)
     namespace = await topics_of(request).namespaces.policies(view.topic.namespace)
-    policies = server_of(request).context.scalable.policies(namespace)
+    scalable = server_of(request).context.scalable
+    found["lifecyclePolicy"] = msgspec.to_builtins(await scalable.lifecycle(view.record))
+    policies = scalable.policies(namespace)
     found["retention"] = msgspec.to_builtins(RetentionStats.of(policies))
+    # Of the last look that a quota made: nothing is loaded or read here.
+    backlog = scalable.backlog(view.topic, policies)
+    found |= {
+        "backlogQuotaLimitSize": policies.size_quota.limit,
+        "backlogQuotaLimitTime": policies.age_quota.limit_time,
+        "backlogSize": backlog.size_bytes,
+        "oldestBacklogMessageAgeSeconds": backlog.oldest_seconds,
+        "oldestBacklogMessageSubscriptionName": backlog.oldest_of,
+    }
     return shown(found)
 
 
@@ -137,6 +149,17 @@ async def merge(request: web.Request) -> web.Response:
     await _check_segments(request, topic, segment_ids)
     scalable = server_of(request).context.scalable
     await _carried_out(request, topic, scalable.merge(topic, segment_ids))
+    return done()
+
+
+async def delete_segment(request: web.Request) -> web.Response:
+    """Delete a sealed segment that nobody needs, or by force, one that is not drained."""
+    topic = topic_of(request)
+    segment_id = whole_number(part_of(request, "segment"), "the id of a segment")
+    await _check_segments(request, topic, (segment_id,))
+    scalable = server_of(request).context.scalable
+    work = scalable.delete_segment(topic, segment_id, force=flag_of(request, "force"))
+    await _carried_out(request, topic, work)
     return done()
 
 
@@ -215,6 +238,28 @@ async def clear_policy(request: web.Request) -> web.Response:
     return done()
 
 
+async def show_lifecycle(request: web.Request) -> web.Response:
+    record = await read_record(request, topic_of(request))
+    if flag_of(request, "applied"):
+        return shown(await server_of(request).context.scalable.lifecycle(record))
+    return shown_or_nothing(record.lifecycle)
+
+
+async def set_lifecycle(request: web.Request) -> web.Response:
+    topic = topic_of(request)
+    override = read_lifecycle(await needed_body_of(request, dict[str, object]))
+    await read_record(request, topic)
+    await server_of(request).context.scalable.set_lifecycle(topic, override)
+    return done()
+
+
+async def clear_lifecycle(request: web.Request) -> web.Response:
+    topic = topic_of(request)
+    await read_record(request, topic)
+    await server_of(request).context.scalable.set_lifecycle(topic, None)
+    return done()
+
+
 async def _effective_policy(request: web.Request, record: ScalableRecord) -> object:
     """What holds for a topic once broker, namespace and its own policy are put together."""
     config = server_of(request).config
@@ -266,10 +311,14 @@ ROUTES: Final = (
     endpoints.get(f"{SCALABLE}/lastMessageId", last_message_ids),
     endpoints.post(f"{SCALABLE}/split/{{segment}}", split),
     endpoints.post(f"{SCALABLE}/merge/{{segments:.+}}", merge),
+    endpoints.delete(f"{SCALABLE}/segment/{{segment}}", delete_segment),
     endpoints.post(f"{SCALABLE}/migrate", migrate),
     endpoints.put(f"{SCALABLE}/unload", unload),
     endpoints.put(f"{SCALABLE}/unload/{{segment}}", unload),
     endpoints.get(f"{SCALABLE}/autoScalePolicy", show_policy),
     endpoints.post(f"{SCALABLE}/autoScalePolicy", set_policy),
     endpoints.delete(f"{SCALABLE}/autoScalePolicy", clear_policy),
+    endpoints.get(f"{SCALABLE}/lifecyclePolicy", show_lifecycle),
+    endpoints.post(f"{SCALABLE}/lifecyclePolicy", set_lifecycle),
+    endpoints.delete(f"{SCALABLE}/lifecyclePolicy", clear_lifecycle),
 )
