@@ -229,6 +229,10 @@ CONNECTIONS_OPENED = counter(
 CONNECTION_PAUSES = counter(
     "magnetar_connection_pauses_total", "Times that a connection was not read: back-pressure."
 )
+PUBLISH_THROTTLED = counter(
+    "magnetar_publish_throttled_total",
+    "Times that a connection waited for the publish rate of a topic.",
+)
 REFUSED_COMMANDS = counter(
     "magnetar_refused_commands_total", "Commands answered with an error.", ["error"]
 )

@@ -15,6 +15,8 @@ Invariants:
    read while commands wait for their turn. With a
    producer it is read only while the server's `publish_throttle` is open, too. What it keeps of a
    frame that is not whole counts in the server's budget.
+   A SEND that has to wait for its topic's `publishRate` waits here, with all that came behind it,
+   and the connection is not read meanwhile: nothing is refused, and nothing lost.
 3. When the transport is gone every producer and consumer has left its topic, and no task of the
    session runs, before `ended` is set. Nothing that belongs to it points at it in a circle: its
    memory is free then, and not when the garbage collector comes.
@@ -33,6 +35,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
+from magnetar.broker.rates.rate_limiter import RateLimiter
 from magnetar.errors import (
     ForeignProtocol,
     InvariantBroken,
@@ -143,7 +146,9 @@ class Session(asyncio.Protocol):
         self._leaving = False
         # Commands that were read and wait for their turn, behind long work or another slice.
         self._waiting: list[Command] = []
-        self._long: asyncio.Task[None] | None = None
+        self._unsent: list[Send] = []
+        """Of the command that is being carried out: what a rate of publishing holds back."""
+        self._long: asyncio.Task[None] | RateLimiter | None = None
         self._spent = 0
         self._turn = context.read_turn
 
@@ -222,8 +227,10 @@ class Session(asyncio.Protocol):
             else:
                 self._handle(each)
                 goes_on = not self.is_closing
-            # One of them ended the connection: nothing behind it counts.
             if not goes_on:
+                # Unless it has to wait, one of them ended the connection: nothing behind it counts.
+                if self._unsent:
+                    self._hold_back(commands[number + 1 :])
                 return
         throttle = self.context.publish_throttle
         if self.wire.error is not None:
@@ -233,6 +240,18 @@ class Session(asyncio.Protocol):
         # Only sends fill the queue that is judged here: a read without one need not look at it.
         elif not (throttle.has_room() if has_sent else throttle.is_open) or not self._is_read:
             self.judge_reading()
+
+    def _hold_back(self, later: list[Command]) -> None:
+        """Keep sends, and what came behind them, until their topic's rate lets them through."""
+        unsent, self._unsent = self._unsent, []
+        # Of what `_carry_out` counted these were not handled.
+        self._turn.give_back(min(len(unsent) + len(later), _ITEMS_PER_TURN))
+        self._hold([*unsent, *later])
+
+    def _let_through(self) -> None:
+        """Called by the limiter that held its sends back."""
+        self._long = None
+        self._go_on()
 
     def _hold(self, commands: list[Command]) -> None:
         """Keep commands back until long work is done, or for the next turn of the loop."""
@@ -271,6 +290,9 @@ class Session(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_unfinished()
+        if isinstance(self._long, RateLimiter):
+            self._long.leave(self._let_through)
+            self._long = None
         # Nobody may wait for a peer that is gone: both calls wake waiters, who see `is_closing`.
         self.heard.advance()  # who asked whether the peer lives need not wait any longer
         self.outbound.resume()
@@ -441,8 +463,8 @@ class Session(asyncio.Protocol):
 
     # --- commands
 
-    def _send(self, send: Send | SendRun, count: int = 1) -> bool:
-        """Start a send; False: it has ended the connection."""
+    def _send(self, send: Send | SendRun, count: int = 1, *, is_admitted: bool = False) -> bool:
+        """Start a send; False: it has ended the connection, or `_unsent` has to wait."""
         handle = self.producers.get(send.producer_id)
         producer = None if handle is None else handle.producer
         if handle is None or producer is None:
@@ -452,6 +474,8 @@ class Session(asyncio.Protocol):
                 self._broken(RemoteProtocolError(f"no producer {send.producer_id}"))
                 return False
             return True  # sent before the peer learned that the broker closed the producer
+        if producer.limiter is not None and not (is_admitted or producer.stopped):
+            return self._send_limited(producer.limiter, send, count)
         self._owed += count
         handle.owed += count
         if isinstance(send, SendRun):
@@ -463,6 +487,24 @@ class Session(asyncio.Protocol):
         # Only at the limit: `judge_reading` is not free, and this is once per message.
         if self._is_read and self._owed >= self.limits.connection_pending_publishes:
             self.judge_reading()
+        return True
+
+    def _send_limited(self, limiter: RateLimiter, send: Send | SendRun, count: int) -> bool:
+        """Start as much as the rate of its topic lets through; False: the rest of it waits."""
+        sends: list[Send] = [send] if isinstance(send, Send) else send.sends()
+        for number, each in enumerate(sends):
+            if not limiter.admits(self._let_through):
+                self._unsent = sends[number:]
+                self._long = limiter
+                return False
+            # Mostly there is room for all of a run, which goes as a whole then.
+            if not number and isinstance(send, SendRun):
+                messages, size = limiter.room()
+                if sum(send.counts) <= messages and send.size <= size:
+                    limiter.take(sum(send.counts), send.size)
+                    return self._send(send, count, is_admitted=True)
+            limiter.take(each.num_messages, len(each.headers_and_payload))
+            self._send(each, is_admitted=True)
         return True
 
     def _handle(self, received: Command) -> None:

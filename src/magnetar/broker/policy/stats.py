@@ -174,6 +174,8 @@ class TopicStats(msgspec.Struct, rename="camel", kw_only=True):
     oldest_backlog_message_age_seconds: int = -1
     """As it was found for a quota by age; -1: it was not."""
     oldest_backlog_message_subscription_name: str | None = None
+    publish_rate_limited_times: int = 0
+    """How often a connection had to wait for the rate of publishing, since the topic was loaded."""
 
 
 def with_sums(stats: TopicStats) -> TopicStats:

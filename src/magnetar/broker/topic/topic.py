@@ -51,6 +51,7 @@ from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.dedup import TopicDedup
 from magnetar.broker.topic.ownership import Ownership, SoleOwner
 from magnetar.broker.topic.quotas import TopicQuotas
+from magnetar.broker.topic.rates import TopicRates
 from magnetar.broker.topic.subscriptions import TopicSubscriptions
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.errors import (
@@ -176,6 +177,7 @@ class Topic:
         patience_s = limits.close_seconds
         self.producers = TopicProducers(record.epoch, self._set_epoch, close_seconds=patience_s)
         self._limit_sends()
+        self._rates = TopicRates(name, self.producers, parts.clock)
         # Before subscriptions and dedup: both ask it what consumers may see (invariant 7).
         self._transactions = TopicTransactions(name, ledger, parts, self)
         self.max_read_position: Callable[[], Position] = self._transactions.max_read_position
@@ -242,6 +244,7 @@ class Topic:
         # counts.
         await self._transactions.recover()
         self._subscriptions.load()
+        self._rates.follow(self.policies)
         await self._dedup.load(wanted=self.policies.deduplication)
         self._tasks.spawn(self._wake_subscriptions(), "wake")
         self._tasks.spawn(self._mend(), "mend")
@@ -461,6 +464,7 @@ class Topic:
             self._check_open()
             before, self.policies = self.policies, policies
             self._limit_sends()
+            self._rates.follow(policies)
             if policies.delayed_delivery != before.delayed_delivery:
                 self._subscriptions.wake()  # some may be due by now
             if _unacked_limits(policies) != _unacked_limits(before):
@@ -563,6 +567,7 @@ class Topic:
             self.readable.advance()
             gone = ServiceNotReady(f"{self.name} is being loaded again")
             self.producers.stop(gone)
+            self._rates.close()
             for subscription in self.subscriptions.values():
                 for consumer in list(subscription.consumers):
                     consumer.stop(gone)
@@ -643,7 +648,7 @@ class Topic:
         # The order matters: receipts first, then cursors, then dedup, which must know all outcomes;
         # the ledger that they write to goes last.
         steps: list[Callable[[], Awaitable[None]]] = [
-            partial(self.producers.close, reason),
+            partial(self._close_producers, reason),
             partial(self._subscriptions.close, reason),
             self._last_snapshot,
             self._transactions.close,
@@ -661,6 +666,12 @@ class Topic:
         # Lost topics have lost their storage: their problems are known, and the next load recovers.
         if problems and self.lost is None:
             raise problems[0]
+
+    async def _close_producers(self, reason: MagnetarError) -> None:
+        try:
+            await self.producers.close(reason)
+        finally:
+            self._rates.close()
 
     async def _last_snapshot(self) -> None:
         # Only in an orderly end: after a loss the former snapshot and the log say it all.
@@ -734,6 +745,7 @@ class Topic:
             backlog_quota_limit_time=self.policies.age_quota.limit_time,
             oldest_backlog_message_age_seconds=oldest_seconds,
             oldest_backlog_message_subscription_name=oldest_of,
+            publish_rate_limited_times=self._rates.publish_limited_times,
         )
         return with_sums(stats)
 
