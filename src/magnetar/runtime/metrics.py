@@ -212,6 +212,10 @@ EVICTED_ENTRIES = counter(
     "magnetar_evicted_entries_total",
     "Entries that subscriptions passed over because of a backlog quota.",
 )
+DISPATCH_THROTTLED = counter(
+    "magnetar_dispatch_throttled_total",
+    "Times that a subscription waited for the dispatch rate of itself or its topic.",
+)
 SUBSCRIPTION_FAILURES = counter(
     "magnetar_subscription_failures_total", "Subscriptions whose dispatch stopped at an error."
 )

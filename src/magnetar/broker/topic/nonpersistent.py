@@ -69,8 +69,7 @@ class NonPersistentTopic:
             None, _no_epoch_record, close_seconds=parts.limits.close_seconds
         )
         self._limit_sends()
-        self._rates = TopicRates(name, self.producers, parts.clock)
-        self._rates.follow(policies)
+        self._rates = TopicRates(name, self.producers, policies, parts.clock)
         self._created_ms, self._last_publish_ms = parts.clock.now_ms(), 0
         self._gone_messages = self._gone_bytes = 0
         self._message_rate = Rate(parts.clock)

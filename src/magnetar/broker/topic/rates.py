@@ -6,34 +6,60 @@ Invariants:
 1. Without such a policy there is no limiter, and nothing on the way of a message asks for one.
 2. A changed policy holds at once: what waits goes on at the new rate, or right away if there is
    none any more. What the former one has counted still counts.
-3. When the topic ends nobody waits any more.
+3. Subscriptions share `dispatchRate`; each has `subscriptionDispatchRate`, or what was set for it
+   alone, for itself. A subscription that comes later gets the same.
+4. When the topic ends nobody waits any more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Final
 
+from magnetar.broker.dispatch.dispatch_throttle import DispatchThrottle
 from magnetar.broker.policy.effective import TopicPolicies
+from magnetar.broker.policy.values import DispatchRate
 from magnetar.broker.publish.producers import TopicProducers
 from magnetar.broker.rates.allowance import RateLimit
-from magnetar.broker.rates.rate_limiter import RateLimiter
+from magnetar.broker.rates.rate_limiter import Extra, RateLimiter
+from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
-from magnetar.runtime.metrics import PUBLISH_THROTTLED
+from magnetar.runtime.metrics import DISPATCH_THROTTLED, PUBLISH_THROTTLED
 
 _CONNECTIONS_AT_ONCE: Final = 500
 """Their work is shared out over turns of the loop; the call alone takes a microsecond or two."""
+
+_PUBLISHED_S: Final = 1.0
+"""A measured rate of publishing is taken for so long: it is a sum over all producers."""
+
+
+def _nothing_published() -> tuple[float, float]:
+    return 0.0, 0.0
 
 
 class TopicRates:
     """See the module."""
 
-    def __init__(self, name: TopicName, producers: TopicProducers, clock: Clock) -> None:
+    def __init__(
+        self,
+        name: TopicName,
+        producers: TopicProducers,
+        policies: TopicPolicies,
+        clock: Clock,
+        published: Extra = _nothing_published,
+    ) -> None:
+        """`published`: messages and bytes in a second, by which `relativeToPublishRate` goes."""
         self._name = name
         self._producers = producers
         self._clock = clock
         self._publishing: RateLimiter | None = None
         self._times_before = 0
+        self._policies = TopicPolicies()
+        self._dispatching: RateLimiter | None = None
+        self._measure = published
+        self._measured, self._measured_at = (0.0, 0.0), -_PUBLISHED_S
+        self.follow(policies)
 
     @property
     def publish_limited_times(self) -> int:
@@ -41,8 +67,45 @@ class TopicRates:
         now = 0 if self._publishing is None else self._publishing.times
         return self._times_before + now
 
-    def follow(self, policies: TopicPolicies) -> None:
+    def follow(self, policies: TopicPolicies, subscriptions: Iterable[Subscription] = ()) -> None:
         """Let these policies hold from now on."""
+        before, self._policies = self._policies, policies
+        if policies.publish_rate != before.publish_rate:
+            self._follow_publishing(policies)
+        if _dispatching(policies) == _dispatching(before):
+            return
+        former = self._dispatching
+        self._dispatching = self._changed(former, "dispatchRate", policies.dispatch_rate)
+        for each in subscriptions:
+            self.limit(each)
+        # Last: who goes on must not meet it again.
+        if former is not None and self._dispatching is None:
+            former.close()
+
+    def limit(self, subscription: Subscription) -> None:
+        """Let the present rates hold for a subscription."""
+        name, policies, before = subscription.name, self._policies, subscription.throttle
+        rate = policies.own_dispatch_rates.get(name, policies.subscription_dispatch_rate)
+        limiter = None if before is None else before.own
+        own = self._changed(limiter, "subscriptionDispatchRate", rate)
+        # Nearly always: none of the two is set.
+        if before is None and own is None and self._dispatching is None:
+            return
+        throttle: DispatchThrottle | None = None
+        if own is not None or self._dispatching is not None:
+            by_entries = policies.dispatch_by_entries
+            throttle = DispatchThrottle(own, self._dispatching, by_entries=by_entries)
+        subscription.limit_rates(throttle)
+
+    def close(self) -> None:
+        """The topic has ended: its producers take nothing any more."""
+        self._end_publishing()
+        if self._dispatching is not None:
+            self._dispatching.close()
+
+    # --- publishing
+
+    def _follow_publishing(self, policies: TopicPolicies) -> None:
         limit = RateLimit.of_publishing(policies.publish_rate)
         if limit is None:
             self._end_publishing()
@@ -50,13 +113,8 @@ class TopicRates:
             self._publishing.change(limit)
         else:
             # Connections count what they send while they are called: as many as there is room for.
-            self._publishing = RateLimiter(
-                limit,
-                self._clock,
-                what="publishRate",
-                where=str(self._name),
-                on_wait=PUBLISH_THROTTLED.inc,
-                called_at_once=_CONNECTIONS_AT_ONCE,
+            self._publishing = self._limiter(
+                limit, "publishRate", PUBLISH_THROTTLED.inc, called_at_once=_CONNECTIONS_AT_ONCE
             )
             self._producers.limit_rate(self._publishing)
 
@@ -68,6 +126,50 @@ class TopicRates:
             self._producers.limit_rate(None)
             limiter.close()
 
-    def close(self) -> None:
-        """The topic has ended: its producers take nothing any more."""
-        self._end_publishing()
+    # --- dispatching
+
+    def _changed(
+        self, limiter: RateLimiter | None, what: str, rate: DispatchRate
+    ) -> RateLimiter | None:
+        limit = RateLimit.of_dispatching(rate)
+        if limit is None:
+            return None
+        extra = self._published if rate.relative_to_publish_rate else None
+        if limiter is None:
+            return self._limiter(limit, what, DISPATCH_THROTTLED.inc, extra=extra)
+        limiter.change(limit, extra)
+        return limiter
+
+    def _published(self) -> tuple[float, float]:
+        now = self._clock.monotonic()
+        if now - self._measured_at >= _PUBLISHED_S:
+            self._measured, self._measured_at = self._measure(), now
+        return self._measured
+
+    def _limiter(
+        self,
+        limit: RateLimit,
+        what: str,
+        on_wait: Callable[[], object],
+        *,
+        called_at_once: int = 1,
+        extra: Extra | None = None,
+    ) -> RateLimiter:
+        return RateLimiter(
+            limit,
+            self._clock,
+            what=what,
+            where=str(self._name),
+            on_wait=on_wait,
+            called_at_once=called_at_once,
+            extra=extra,
+        )
+
+
+def _dispatching(policies: TopicPolicies) -> tuple[object, ...]:
+    return (
+        policies.dispatch_rate,
+        policies.subscription_dispatch_rate,
+        policies.own_dispatch_rates,
+        policies.dispatch_by_entries,
+    )

@@ -173,11 +173,10 @@ class Topic:
         self._clock = parts.clock
         directory = topics_directory(name.namespace, name.domain)
         self._records = Directory(parts.metadata, directory, TopicRecord)
-        limits = parts.limits
-        patience_s = limits.close_seconds
+        limits, patience_s = parts.limits, parts.limits.close_seconds
         self.producers = TopicProducers(record.epoch, self._set_epoch, close_seconds=patience_s)
         self._limit_sends()
-        self._rates = TopicRates(name, self.producers, parts.clock)
+        self._rates = TopicRates(name, self.producers, policies, parts.clock, self._publish_rates)
         # Before subscriptions and dedup: both ask it what consumers may see (invariant 7).
         self._transactions = TopicTransactions(name, ledger, parts, self)
         self.max_read_position: Callable[[], Position] = self._transactions.max_read_position
@@ -193,6 +192,7 @@ class Topic:
             limits=limits,
             consistent_hashing=parts.consistent_hashing,
             transactions=self._transactions.acks,
+            rates=self._rates,
         )
         self.end_for = self._subscriptions.end_for
         self.readable = self._subscriptions.woken
@@ -217,7 +217,7 @@ class Topic:
         self._policy_turn = asyncio.Lock()
         self._ends = TopicEnds(self._tasks)
         self._created_ms, self._last_publish_ms = record.created_ms, 0
-        # Counters of producers that have left; those that are here count for themselves.
+        # Of producers that have left; those that are here count for themselves.
         self._gone_messages = self._gone_bytes = 0
         self._message_rate, self._byte_rate = Rate(parts.clock), Rate(parts.clock)
 
@@ -244,7 +244,6 @@ class Topic:
         # counts.
         await self._transactions.recover()
         self._subscriptions.load()
-        self._rates.follow(self.policies)
         await self._dedup.load(wanted=self.policies.deduplication)
         self._tasks.spawn(self._wake_subscriptions(), "wake")
         self._tasks.spawn(self._mend(), "mend")
@@ -464,7 +463,7 @@ class Topic:
             self._check_open()
             before, self.policies = self.policies, policies
             self._limit_sends()
-            self._rates.follow(policies)
+            self._rates.follow(policies, self.subscriptions.values())
             if policies.delayed_delivery != before.delayed_delivery:
                 self._subscriptions.wake()  # some may be due by now
             if _unacked_limits(policies) != _unacked_limits(before):
@@ -703,6 +702,10 @@ class Topic:
     def bytes_in(self) -> int:
         return self._gone_bytes + sum(each.bytes_in for each in self.producers.connected.values())
 
+    def _publish_rates(self) -> tuple[float, float]:
+        """Messages and bytes in a second, as statistics show them."""
+        return self._message_rate.of(self.messages_in), self._byte_rate.of(self.bytes_in)
+
     async def last_publish_ms(self) -> int:
         """When the last entry came; 0: there is none.
 
@@ -725,9 +728,10 @@ class Topic:
         }
         # Of the last look that a quota by age made: nothing is read here.
         oldest_seconds, oldest_of = self.quotas.oldest()
+        message_rate, byte_rate = self._publish_rates()
         stats = TopicStats(
-            msg_rate_in=self._message_rate.of(self.messages_in),
-            msg_throughput_in=self._byte_rate.of(self.bytes_in),
+            msg_rate_in=message_rate,
+            msg_throughput_in=byte_rate,
             msg_in_counter=self.messages_in,
             bytes_in_counter=self.bytes_in,
             topic_creation_time_stamp=self._created_ms,
