@@ -115,6 +115,9 @@ class Session(asyncio.Protocol):
         self.client: ClientSoftware | None = None
         self.keeps_transactions = False
         """Its client's transactions survive a change of layout: none waits for the other."""
+        self.hears_throttles = False
+        """Its client wants to know when its sends wait for a rate (PUBLISH_THROTTLED)."""
+        self._told_rate: str | None = None
         self.principal: Principal = ANYBODY
         self.address = ""
         self._client_text = ""
@@ -246,12 +249,19 @@ class Session(asyncio.Protocol):
         unsent, self._unsent = self._unsent, []
         # Of what `_carry_out` counted these were not handled.
         self._turn.give_back(min(len(unsent) + len(later), _ITEMS_PER_TURN))
+        if self.hears_throttles:
+            self._tell_rate(str(self._long))
         self._hold([*unsent, *later])
 
     def _let_through(self) -> None:
         """Called by the limiter that held its sends back."""
         self._long = None
         self._go_on()
+
+    def _tell_rate(self, rate: str | None) -> None:
+        if rate != self._told_rate:
+            self._told_rate = rate
+            self.write(command("PUBLISH_THROTTLED", **({} if rate is None else {"rate": rate})))
 
     def _hold(self, commands: list[Command]) -> None:
         """Keep commands back until long work is done, or for the next turn of the loop."""
@@ -593,6 +603,8 @@ class Session(asyncio.Protocol):
             # Its peer could not finish a frame while it was not read.
             if self.frame_since is not None:
                 self.frame_since = self.context.clock.monotonic()
+            if self._told_rate is not None:
+                self._tell_rate(None)
             self._transport.resume_reading()
         elif not room and self._is_read:
             self._is_read = False

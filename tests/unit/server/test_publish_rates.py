@@ -84,10 +84,12 @@ class Scene:
         )
         self._links: list[Link] = []
 
-    async def publisher(self, **fields: Any) -> Publisher:
+    async def publisher(self, *, hears_throttles: bool = False) -> Publisher:
         link = Link(context=self.context)
         self._links.append(link)
-        await link.connect(**fields)
+        features = {"supports_publish_throttled": hears_throttles}
+        link.send("CONNECT", client_version="c", protocol_version=21, feature_flags=features)
+        await link.received()
         return Publisher(link)
 
     async def topic(self, name: TopicName = TOPIC) -> LoadedTopic:
@@ -226,7 +228,8 @@ def test_a_connection_that_is_held_for_long_is_neither_closed_nor_forgotten() ->
             assert not publisher.link.session.is_closing
         assert 1000 < seconds < 1100
         pings = [name for name, _ in publisher.other]
-        assert len(pings) > 5
+        # Twice in an interval: clients have intervals of their own.
+        assert len(pings) > 60
         assert set(pings) == {"PING"}
 
     play(scenario, connection_keepalive_seconds=30.0)
@@ -365,6 +368,33 @@ def test_segments_follow_their_namespace() -> None:
         await scene.limit(of=None)
         assert producer.limiter is None
         await topic.remove_producer(producer)
+
+    play(scenario)
+
+
+def test_a_client_that_asks_for_it_is_told_once_for_each_pause() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.topic(OTHER)
+        await scene.limit(10)
+        await scene.limit(2, of=OTHER)
+        told, other = await scene.publisher(hears_throttles=True), await scene.publisher()
+        for each in (told, other):
+            await each.open()
+            await each.open(2, OTHER)
+            each.send(15)
+            await each.look()
+            each.send(5)
+            each.send(5, 2)
+        await pass_time(10)
+        assert await told.look() == await other.look() == 25
+        assert other.other == []
+        assert {name for name, _ in told.other} == {"PUBLISH_THROTTLED"}
+        rates = [body.rate if body.HasField("rate") else None for _, body in told.other]
+        assert rates == [
+            f"publishRate of 10 messages/s on {TOPIC}",
+            f"publishRate of 2 messages/s on {OTHER}",
+            None,
+        ]
 
     play(scenario)
 
