@@ -101,7 +101,8 @@ class ReadTurn:
 
     def give_back(self, items: int) -> None:
         """Take back so many that were spent in this turn and not handled after all."""
-        self._spent = max(self._spent - items, 0)
+        # Not all of it: 0 would have the next one ask for another end of the same turn.
+        self._spent = max(self._spent - items, 1)
 
     def later(self, go_on: Callable[[], None]) -> None:
         """Call this in a turn that has room, as there is none now; in the order of the calls."""

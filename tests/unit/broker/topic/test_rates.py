@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from magnetar.broker.policy.policies import Policies
 from magnetar.broker.policy.values import DispatchRate, SubscriptionPolicies
 from magnetar.broker.publish.producers import TopicProducers
 from magnetar.broker.rates.rate_limiter import PAUSE_S
+from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.rates import TopicRates
 from magnetar.broker.topic.topic import Topic as RealTopic
 from magnetar.model.ids import EARLIEST
@@ -473,12 +475,20 @@ def test_levels_reach_loaded_topics_and_segments() -> None:
             throttle = subscriptions[number].throttle
             return None if throttle is None else str(throttle.own).partition(" on ")[0]
 
+        def counts_entries(subscription: Subscription) -> bool:
+            assert subscription.throttle is not None
+            return subscription.throttle._by_entries
+
         def changed(**fields: Any) -> Callable[[Policies], Policies]:
             return lambda old: msgspec.structs.replace(old, **fields)
 
         defaults = PolicyDefaults(dispatch_throttling_rate_per_subscription_in_msg=3)
         await topics.change_broker(defaults.as_policies(Limits()))
         assert [own(0), own(1)] == ["subscriptionDispatchRate of 3 messages/s"] * 2
+        assert [counts_entries(each) for each in subscriptions] == [False, False]
+        defaults = replace(defaults, dispatch_throttling_on_batch_message_enabled=True)
+        await topics.change_broker(defaults.as_policies(Limits()))
+        assert [counts_entries(each) for each in subscriptions] == [True, True]
         await topics.change_namespace(DEFAULT, changed(subscription_dispatch_rate=DispatchRate(4)))
         assert [own(0), own(1)] == ["subscriptionDispatchRate of 4 messages/s"] * 2
         single = {"s": SubscriptionPolicies(DispatchRate(5))}
