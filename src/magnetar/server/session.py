@@ -149,9 +149,12 @@ class Session(asyncio.Protocol):
         self._leaving = False
         # Commands that were read and wait for their turn, behind long work or another slice.
         self._waiting: list[Command] = []
+        # Of the command that is being carried out: what a rate of publishing holds back, which one,
+        # and by what it wakes this session. The signal is made when it is needed first.
         self._unsent: list[Send] = []
-        """Of the command that is being carried out: what a rate of publishing holds back."""
-        self._long: asyncio.Task[None] | RateLimiter | None = None
+        self._held_by: RateLimiter | None = None
+        self._let_through: Signal | None = None
+        self._long: asyncio.Task[None] | None = None
         self._spent = 0
         self._turn = context.read_turn
 
@@ -232,8 +235,8 @@ class Session(asyncio.Protocol):
                 goes_on = not self.is_closing
             if not goes_on:
                 # Unless it has to wait, one of them ended the connection: nothing behind it counts.
-                if self._unsent:
-                    self._hold_back(commands[number + 1 :])
+                if self._held_by is not None:
+                    self._hold_back(self._held_by, commands[number + 1 :])
                 return
         throttle = self.context.publish_throttle
         if self.wire.error is not None:
@@ -244,19 +247,30 @@ class Session(asyncio.Protocol):
         elif not (throttle.has_room() if has_sent else throttle.is_open) or not self._is_read:
             self.judge_reading()
 
-    def _hold_back(self, later: list[Command]) -> None:
+    def _hold_back(self, limiter: RateLimiter, later: list[Command]) -> None:
         """Keep sends, and what came behind them, until their topic's rate lets them through."""
-        unsent, self._unsent = self._unsent, []
+        unsent, self._unsent, self._held_by = self._unsent, [], None
         # Of what `_carry_out` counted these were not handled.
         self._turn.give_back(min(len(unsent) + len(later), _ITEMS_PER_TURN))
         if self.hears_throttles:
-            self._tell_rate(str(self._long))
+            self._tell_rate(str(limiter))
+        wake = self._let_through
+        assert wake is not None, "it was refused by this"
+        # The version is taken now: the rate may be gone before the task first runs.
+        waiting = self._in_line(limiter, wake, wake.version)
+        self._long = self._run(waiting, "publish rate", self._loops)
         self._hold([*unsent, *later])
 
-    def _let_through(self) -> None:
-        """Called by the limiter that held its sends back."""
+    async def _in_line(self, limiter: RateLimiter, wake: Signal, seen: int) -> None:
+        """Go on when its turn has come at this limiter, in whose line it stands."""
+        try:
+            await wake.past(seen)
+        except asyncio.CancelledError:
+            limiter.leave(wake)
+            raise
         self._long = None
         self._go_on()
+        limiter.settle()
 
     def _tell_rate(self, rate: str | None) -> None:
         if rate != self._told_rate:
@@ -300,9 +314,6 @@ class Session(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_unfinished()
-        if isinstance(self._long, RateLimiter):
-            self._long.leave(self._let_through)
-            self._long = None
         # Nobody may wait for a peer that is gone: both calls wake waiters, who see `is_closing`.
         self.heard.advance()  # who asked whether the peer lives need not wait any longer
         self.outbound.resume()
@@ -501,11 +512,11 @@ class Session(asyncio.Protocol):
 
     def _send_limited(self, limiter: RateLimiter, send: Send | SendRun, count: int) -> bool:
         """Start as much as the rate of its topic lets through; False: the rest of it waits."""
+        wake = self._let_through = self._let_through or Signal()
         sends: list[Send] = [send] if isinstance(send, Send) else send.sends()
         for number, each in enumerate(sends):
-            if not limiter.admits(self._let_through):
-                self._unsent = sends[number:]
-                self._long = limiter
+            if not limiter.admits(wake):
+                self._unsent, self._held_by = sends[number:], limiter
                 return False
             # Mostly there is room for all of a run, which goes as a whole then.
             if not number and isinstance(send, SendRun):

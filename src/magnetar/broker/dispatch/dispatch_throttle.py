@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from magnetar.broker.api import Delivery
-from magnetar.broker.rates.rate_limiter import GoOn, RateLimiter
+from magnetar.broker.rates.rate_limiter import RateLimiter
+from magnetar.runtime.signal import Signal
 
 
 class DispatchTurn:
@@ -68,12 +69,12 @@ class DispatchThrottle:
         self._by_entries = by_entries
 
     def begin(
-        self, go_on: GoOn, entries: int, size: int, messages_per_entry: float
+        self, wake: Signal, entries: int, size: int, messages_per_entry: float
     ) -> DispatchTurn | None:
-        """A turn for a read of so much at most; None: `go_on` is called when to ask again."""
+        """A turn for a read of so much at most; None: `wake` advances when to ask again."""
         # Its own first: a place in the line of the topic is not kept for one that may not read.
         for each in self._limiters:
-            if not each.admits(go_on):
+            if not each.admits(wake):
                 return None
         rooms = [each.room() for each in self._limiters]
         messages, size_left = (min(each) for each in zip(*rooms, strict=True))
@@ -86,7 +87,7 @@ class DispatchThrottle:
             self._limiters, entries, size, entries * per_entry, by_entries=self._by_entries
         )
 
-    def leave(self, go_on: GoOn) -> None:
+    def leave(self, wake: Signal) -> None:
         """Wait no more."""
         for each in self._limiters:
-            each.leave(go_on)
+            each.leave(wake)

@@ -259,7 +259,7 @@ class Dispatcher:
         """Wait for these rates from now on; None: for none."""
         before, self.throttle = self.throttle, throttle
         if before is not None:
-            before.leave(self._wake.advance)
+            before.leave(self._wake)
         if before is not None or throttle is not None:
             self._wake.advance()
 
@@ -344,7 +344,7 @@ class Dispatcher:
             return None
         entries = len(wanted.waiting) or wanted.new_entries
         size = self._limits.subscription_read_bytes
-        turn = throttle.begin(self._wake.advance, entries, size, state.messages_per_entry)
+        turn = throttle.begin(self._wake, entries, size, state.messages_per_entry)
         if turn is None:
             return None
         self._turn, self._bytes_max = turn, turn.bytes

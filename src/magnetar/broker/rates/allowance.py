@@ -74,10 +74,6 @@ class Allowance:
         """Whether something may pass: one thing, whatever its size."""
         return all(each.has_token(now) for each in self._buckets())
 
-    def has_portion(self, seconds: float, now: float) -> bool:
-        """Whether as much may pass as so many seconds bring, and one thing at least."""
-        return all(each.has_portion(seconds, now) for each in self._buckets())
-
     def room(self, now: float) -> tuple[float, float]:
         """How many messages and bytes may pass; `inf`: any number."""
         messages, size = self._messages, self._bytes

@@ -6,14 +6,12 @@ Invariants:
 1. Who is refused by `admits` stands in the line until it is called, leaves, or the limiter is
    closed. A timer runs exactly while somebody stands there; without anybody nothing runs at all.
 2. Nobody passes those who wait: who comes while there is a line joins it. One that was called may
-   pass until the next call, which is for others.
-3. Each call takes one out of the line, so nobody who does not use its turn holds others up.
-4. A call comes when something may pass, and `PAUSE_S` after the one before it at the earliest: a
-   high rate is let through in portions. Where a turn ends later than its call (`settle`) and leaves
-   as much as a portion, the next one follows at once.
+   pass until the next call, which is for another one.
+3. Each call takes one out of the line, so nobody who does not use its turn holds others up for
+   longer than `PAUSE_S`.
+4. A high rate is let through in portions: what has come in by one call is shared out, turn by turn
+   (each ends with `settle`), and what comes in meanwhile is for the next one, `PAUSE_S` later.
 5. The line is as long as there are connections or subscriptions: each stands in it once.
-
-Relies on: `go_on`, a bound method that is equal to itself each time, and does not raise.
 """
 
 from __future__ import annotations
@@ -24,11 +22,10 @@ from typing import Final, TypeAlias
 
 from magnetar.broker.rates.allowance import Allowance, RateLimit
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.signal import Signal
 
 PAUSE_S: Final = 0.02
 """Fifty portions in a second: each costs a turn of whoever waits."""
-
-GoOn: TypeAlias = Callable[[], object]
 
 Extra: TypeAlias = Callable[[], tuple[float, float]]
 """Messages and bytes in a second that come on top of the limit, now."""
@@ -48,27 +45,23 @@ class RateLimiter:
         what: str,
         where: str,
         on_wait: Callable[[], object],
-        called_at_once: int = 1,
         extra: Extra | None = None,
     ) -> None:
-        """`what`, `where`: the policy and the topic, as people are told; `on_wait` counts.
-
-        `called_at_once`: how many may be called one after the other; more than one only if each has
-        counted what it lets through (`take`) when its `go_on` returns.
-        """
+        """`what`, `where`: the policy and the topic, as people are told; `on_wait` counts."""
         self.times = 0
         """How often somebody had to wait."""
         self._clock = clock
         self._what = what
         self._where = where
         self._on_wait = on_wait
-        self._called_at_once = called_at_once
         self._limit = limit
         self._extra = extra
         self._allowance = Allowance(limit, clock.monotonic())
-        # Who waits, in order; and who was called by the last call, and may pass the others.
-        self._line: dict[GoOn, None] = {}
-        self._called: set[GoOn] = set()
+        # Who waits, by what wakes it; and who was called last, and may pass the others.
+        self._line: dict[Signal, None] = {}
+        self._called: Signal | None = None
+        # What is left of the present portion, in messages and bytes (invariant 4).
+        self._portion = (0.0, 0.0)
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -79,15 +72,16 @@ class RateLimiter:
     def waiting(self) -> int:
         return len(self._line)
 
-    def admits(self, go_on: GoOn) -> bool:
-        """Whether one thing may pass now; if not, `go_on` is called when to ask again."""
+    def admits(self, wake: Signal) -> bool:
+        """Whether one thing may pass now; if not, `wake` advances when to ask again."""
         now = self._now()
-        may_pass = not self._line or go_on in self._called
+        may_pass = not self._line or wake is self._called
         if (may_pass and self._allowance.is_open(now)) or self._is_closed:
             return True
-        self._called.discard(go_on)
-        if go_on not in self._line:
-            self._line[go_on] = None
+        if wake is self._called:
+            self._called = None
+        if wake not in self._line:
+            self._line[wake] = None
             self.times += 1
             self._on_wait()
         if self._timer is None:
@@ -100,15 +94,17 @@ class RateLimiter:
 
     def take(self, messages: float, size: float) -> None:
         """Count what passed."""
+        left, left_bytes = self._portion
+        self._portion = left - messages, left_bytes - size
         self._allowance.take(messages, size, self._clock.monotonic())
 
-    def settle(self, messages: float, size: float) -> None:
-        """Count what passed beyond what was taken for it (below 0: less), at the end of a turn."""
-        now = self._clock.monotonic()
-        self._allowance.take(messages, size, now)
-        # A little that has come in since the turn began is no portion (invariant 4).
+    def settle(self, messages: float = 0, size: float = 0) -> None:
+        """End a turn; what passed beyond what was taken for it (below 0: less) is counted."""
+        self.take(messages, size)
         if self._line:
-            self._arm(now, 0.0 if self._allowance.has_portion(PAUSE_S, now) else PAUSE_S)
+            now = self._clock.monotonic()
+            is_left = min(self._portion) >= 1 and self._allowance.is_open(now)
+            self._arm(now, 0.0 if is_left else PAUSE_S)
 
     def change(self, limit: RateLimit, extra: Extra | None = None) -> None:
         """Follow another policy, with what the one before has counted."""
@@ -118,10 +114,11 @@ class RateLimiter:
         if self._line:
             self._arm(now, 0.0 if self._allowance.is_open(now) else PAUSE_S)
 
-    def leave(self, go_on: GoOn) -> None:
+    def leave(self, wake: Signal) -> None:
         """Take out of the line who waits no more; one that is not there is ignored."""
-        self._called.discard(go_on)
-        self._line.pop(go_on, None)
+        self._line.pop(wake, None)
+        if wake is self._called:
+            self._called = None
         if not self._line:
             self._disarm()
 
@@ -129,10 +126,9 @@ class RateLimiter:
         """There is no rate any more: all that wait go on."""
         self._is_closed = True
         self._disarm()
-        line, self._line = self._line, {}
-        self._called.clear()
-        for go_on in line:
-            go_on()
+        line, self._line, self._called = self._line, {}, None
+        for wake in line:
+            wake.advance()
 
     # --- the line
 
@@ -143,25 +139,18 @@ class RateLimiter:
         return now
 
     def _call(self) -> None:
-        """Call the first ones, and look again later if others wait."""
+        """Call the first one; others follow when its turn is over, or after a pause."""
         self._timer = None
         now = self._now()
-        # Invariant 2: who was called before has had its turn.
-        self._called.clear()
-        try:
-            for _ in range(self._called_at_once):
-                if not self._line or not self._allowance.is_open(now):
-                    break
-                go_on = next(iter(self._line))
-                del self._line[go_on]
-                self._called.add(go_on)
-                go_on()
-        finally:
-            # It may have been closed by one of them.
-            if self._line and not self._is_closed:
-                self._arm(now, PAUSE_S)
-            elif not self._line:
-                self._called.clear()
+        if self._allowance.is_open(now):
+            # A new portion, unless this one has something left.
+            if min(self._portion) < 1:
+                self._portion = self._allowance.room(now)
+            self._called = next(iter(self._line))
+            del self._line[self._called]
+            self._called.advance()
+        if self._line:
+            self._arm(now, PAUSE_S)
 
     def _arm(self, now: float, least: float) -> None:
         self._disarm()

@@ -46,10 +46,6 @@ class TokenBucket:
     def has_token(self, now: float) -> bool:
         return self.available(now) >= _WHOLE
 
-    def has_portion(self, seconds: float, now: float) -> bool:
-        """Whether there are as many as so many seconds bring, and one at least."""
-        return self.available(now) >= max(_WHOLE, seconds * self._per_second)
-
     def seconds_until_next(self, now: float) -> float:
         """How long until there is a token; 0: there is one."""
         missing = 1 - self.available(now)

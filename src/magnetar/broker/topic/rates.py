@@ -27,9 +27,6 @@ from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.metrics import DISPATCH_THROTTLED, PUBLISH_THROTTLED
 
-_CONNECTIONS_AT_ONCE: Final = 500
-"""Their work is shared out over turns of the loop; the call alone takes a microsecond or two."""
-
 _PUBLISHED_S: Final = 1.0
 """A measured rate of publishing is taken for so long: it is a sum over all producers."""
 
@@ -112,10 +109,7 @@ class TopicRates:
         elif self._publishing is not None:
             self._publishing.change(limit)
         else:
-            # Connections count what they send while they are called: as many as there is room for.
-            self._publishing = self._limiter(
-                limit, "publishRate", PUBLISH_THROTTLED.inc, called_at_once=_CONNECTIONS_AT_ONCE
-            )
+            self._publishing = self._limiter(limit, "publishRate", PUBLISH_THROTTLED.inc)
             self._producers.limit_rate(self._publishing)
 
     def _end_publishing(self) -> None:
@@ -152,7 +146,6 @@ class TopicRates:
         what: str,
         on_wait: Callable[[], object],
         *,
-        called_at_once: int = 1,
         extra: Extra | None = None,
     ) -> RateLimiter:
         return RateLimiter(
@@ -161,7 +154,6 @@ class TopicRates:
             what=what,
             where=str(self._name),
             on_wait=on_wait,
-            called_at_once=called_at_once,
             extra=extra,
         )
 
