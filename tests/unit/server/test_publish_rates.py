@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import count
+from random import Random
 from typing import Any
 
 import msgspec
@@ -276,6 +277,43 @@ def test_several_connections_share_the_rate_of_a_topic() -> None:
         assert min(counts) > 180
         await pass_time(11.1)
         assert [await each.look() for each in publishers] == [500] * 4
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_comes_when_nothing_is_lost_nor_too_fast(seed: int) -> None:
+    """Connections, batches, pauses and changes of the rate, as chance wants them."""
+
+    async def scenario(scene: Scene) -> None:
+        chance, loop = Random(seed), asyncio.get_running_loop()
+        publishers = [await scene.publisher() for _ in range(chance.randint(1, 5))]
+        for each in publishers:
+            await each.open()
+        sent, got, most = 0, 0, 0.0
+        rate, since = 0, loop.time()
+        for _ in range(40):
+            publisher, batch = chance.choice(publishers), chance.choice([1, 1, 1, 7])
+            if publisher.link.wire.is_read:
+                count = chance.randint(1, 60)
+                publisher.send(count, batch=batch)
+                sent += count
+            if chance.random() < 0.2:
+                rate = chance.choice([0, 5, 50, 500])
+                # A burst for each rate, and what the one before has let through so far.
+                got = sum([await each.look() for each in publishers])
+                most, since = got + rate, loop.time()
+                await scene.limit(rate)
+            await pass_time(chance.choice([0.0, 0.01, 0.5, 3.0]))
+            present = sum([await each.look() for each in publishers])
+            # Entries, of which each is a message at least; one batch may be too many.
+            assert not rate or present <= most + rate * (loop.time() - since) + 1
+        await scene.limit(0)
+        assert sum([await each.look() for each in publishers]) == sent
+        for each in publishers:
+            sequences = [sequence for _, sequence in each.receipts]
+            assert sequences == list(range(len(sequences)))
+            assert each.link.wire.is_read
 
     play(scenario)
 

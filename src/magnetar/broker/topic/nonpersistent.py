@@ -212,7 +212,7 @@ class NonPersistentTopic:
     async def apply(self, policies: TopicPolicies) -> None:
         self.policies = policies
         self._limit_sends()
-        self._rates.follow(policies)
+        await self._rates.follow(policies, ())
 
     def _limit_sends(self) -> None:
         self.producers.limit_sends(SendLimits.of(self.policies, self.name))

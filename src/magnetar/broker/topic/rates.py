@@ -26,6 +26,7 @@ from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.metrics import DISPATCH_THROTTLED, PUBLISH_THROTTLED
+from magnetar.runtime.slices import SlicePace
 
 _PUBLISHED_S: Final = 1.0
 """A measured rate of publishing is taken for so long: it is a sum over all producers."""
@@ -52,11 +53,12 @@ class TopicRates:
         self._clock = clock
         self._publishing: RateLimiter | None = None
         self._times_before = 0
-        self._policies = TopicPolicies()
+        self._policies = policies
         self._dispatching: RateLimiter | None = None
         self._measure = published
         self._measured, self._measured_at = (0.0, 0.0), -_PUBLISHED_S
-        self.follow(policies)
+        self._follow_publishing(policies)
+        self._dispatching = self._changed(None, "dispatchRate", policies.dispatch_rate)
 
     @property
     def publish_limited_times(self) -> int:
@@ -64,8 +66,8 @@ class TopicRates:
         now = 0 if self._publishing is None else self._publishing.times
         return self._times_before + now
 
-    def follow(self, policies: TopicPolicies, subscriptions: Iterable[Subscription] = ()) -> None:
-        """Let these policies hold from now on."""
+    async def follow(self, policies: TopicPolicies, subscriptions: Iterable[Subscription]) -> None:
+        """Let changed policies hold; those of one topic one after the other."""
         before, self._policies = self._policies, policies
         if policies.publish_rate != before.publish_rate:
             self._follow_publishing(policies)
@@ -73,11 +75,14 @@ class TopicRates:
             return
         former = self._dispatching
         self._dispatching = self._changed(former, "dispatchRate", policies.dispatch_rate)
-        for each in subscriptions:
-            self.limit(each)
-        # Last: who goes on must not meet it again.
+        # Whoever still knows it from here on passes it.
         if former is not None and self._dispatching is None:
             former.close()
+        pace = SlicePace()
+        # One that comes in the pauses gets the same.
+        for each in list(subscriptions):
+            self.limit(each)
+            await pace.after()
 
     def limit(self, subscription: Subscription) -> None:
         """Let the present rates hold for a subscription."""
@@ -95,10 +100,8 @@ class TopicRates:
         subscription.limit_rates(throttle)
 
     def close(self) -> None:
-        """The topic has ended: its producers take nothing any more."""
+        """End with the topic: its producers take nothing any more, its subscriptions will leave."""
         self._end_publishing()
-        if self._dispatching is not None:
-            self._dispatching.close()
 
     # --- publishing
 

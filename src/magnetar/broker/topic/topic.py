@@ -463,11 +463,12 @@ class Topic:
             self._check_open()
             before, self.policies = self.policies, policies
             self._limit_sends()
-            self._rates.follow(policies, self.subscriptions.values())
             if policies.delayed_delivery != before.delayed_delivery:
                 self._subscriptions.wake()  # some may be due by now
             if _unacked_limits(policies) != _unacked_limits(before):
                 self._subscriptions.limits_changed()
+            await self._rates.follow(policies, self.subscriptions.values())
+            self._check_open()  # very many subscriptions are told in slices
             # The rest is read from `policies` when it is needed.
             if policies.deduplication == before.deduplication:
                 return

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.metrics import DISPATCH_THROTTLED
+from magnetar.runtime.slices import SLICE_ITEMS
 from magnetar.testing.virtual import virtual_time
 from tests.unit.broker.subscription_world import (
     EXCLUSIVE,
@@ -59,7 +61,7 @@ class Rates(TopicRates):
         super().__init__(topic.name, producers, TopicPolicies(), clock, lambda: self.published)
         self._topic = topic
 
-    def hold(
+    async def hold(
         self,
         *,
         topic: DispatchRate | None = None,
@@ -73,16 +75,16 @@ class Rates(TopicRates):
             own_dispatch_rates=dict(own or {}),
             dispatch_by_entries=by_entries,
         )
-        self.follow(policies, self._topic.subscriptions.values())
+        await self.follow(policies, self._topic.subscriptions.values())
 
-    def hold_at(self, level: str, rate: DispatchRate) -> None:
+    async def hold_at(self, level: str, rate: DispatchRate) -> None:
         """The rate at one of three levels, for the subscription `s` among others."""
         if level == "own":
-            self.hold(own={"s": rate})
+            await self.hold(own={"s": rate})
         elif level == "topic":
-            self.hold(topic=rate)
+            await self.hold(topic=rate)
         else:
-            self.hold(subscription=rate)
+            await self.hold(subscription=rate)
 
 
 def throttled() -> float:
@@ -110,7 +112,7 @@ def test_a_backlog_comes_at_the_rate_in_order_and_whole(
         subscription = await topic.subscription()
         await topic.publish(*numbered(65), key="k")
         before = throttled()
-        rates.hold_at(level, TEN)
+        await rates.hold_at(level, TEN)
         client = Client(subscription, type_)
         assert await counted(client, 6) == [
             pytest.approx(10 + 10 * each, abs=1) for each in range(6)
@@ -126,7 +128,7 @@ def test_readers_are_throttled_too() -> None:
         rates = Rates(topic)
         await topic.publish(*numbered(30))
         reader = await topic.subscription("r", durable=False, start=EARLIEST)
-        rates.hold(subscription=TEN)
+        await rates.hold(subscription=TEN)
         client = Client(reader, EXCLUSIVE)
         assert await counted(client, 2) == [pytest.approx(each, abs=1) for each in (10, 20, 30)]
 
@@ -138,7 +140,7 @@ def test_consumers_that_are_caught_up_are_throttled_too(type_: SubscriptionType)
     async def scenario(topic: Topic) -> None:
         rates = Rates(topic)
         subscription = await topic.subscription()
-        rates.hold(topic=TEN)
+        await rates.hold(topic=TEN)
         client = Client(subscription, type_)
         for number in range(40):
             await topic.publish(str(number), key="k")
@@ -155,7 +157,7 @@ def test_nobody_waits_for_a_rate_without_anything_to_read() -> None:
     async def scenario(topic: Topic) -> None:
         rates = Rates(topic)
         subscription = await topic.subscription()
-        rates.hold(topic=DispatchRate(1), subscription=DispatchRate(1))
+        await rates.hold(topic=DispatchRate(1), subscription=DispatchRate(1))
         client = Client(subscription, SHARED)
         await topic.publish("0")
         await settle()
@@ -178,7 +180,7 @@ def test_bytes_let_one_entry_too_many_through() -> None:
         rates = Rates(topic)
         subscription = await topic.subscription()
         await topic.publish(*("x" * 990 for _ in range(30)))
-        rates.hold(topic=DispatchRate(-1, 5000))
+        await rates.hold(topic=DispatchRate(-1, 5000))
         client = Client(subscription, SHARED)
         found = await counted(client, 5)
         assert found[0] in (5, 6)
@@ -194,7 +196,7 @@ def test_batches_count_as_messages_or_as_entries(by_entries: bool) -> None:
         rates = Rates(topic)
         subscription = await topic.subscription()
         await topic.publish(*("x" * 50 for _ in range(40)), messages=5)
-        rates.hold(topic=TEN, by_entries=by_entries)
+        await rates.hold(topic=TEN, by_entries=by_entries)
         client = Client(subscription, SHARED)
         found = await counted(client, 20)
         if by_entries:
@@ -213,7 +215,7 @@ def test_a_period_is_what_the_rate_is_for() -> None:
         rates = Rates(topic)
         subscription = await topic.subscription()
         await topic.publish(*numbered(30))
-        rates.hold(subscription=DispatchRate(10, -1, 10))
+        await rates.hold(subscription=DispatchRate(10, -1, 10))
         client = Client(subscription, SHARED)
         found = await counted(client, 20)
         at = [found[each] for each in (0, 5, 10, 20)]
@@ -227,7 +229,7 @@ def test_the_rate_of_publishing_is_added_where_a_policy_says_so() -> None:
         rates = Rates(topic)
         subscription = await topic.subscription()
         await topic.publish(*numbered(400))
-        rates.hold(subscription=DispatchRate(10, 0, 1, True))
+        await rates.hold(subscription=DispatchRate(10, 0, 1, True))
         client = Client(subscription, SHARED)
         assert (await counted(client, 2))[2] == pytest.approx(30, abs=2)
         rates.published = (90.0, 1e6)
@@ -242,19 +244,19 @@ def test_a_change_holds_at_once_also_for_who_waits() -> None:
         rates = Rates(topic)
         subscription = await topic.subscription()
         await topic.publish(*numbered(200))
-        rates.hold(subscription=DispatchRate(1, -1, 1000))
+        await rates.hold(subscription=DispatchRate(1, -1, 1000))
         client = Client(subscription, SHARED)
         assert await counted(client, 3) == [1, 1, 1, 1]
-        rates.hold(subscription=DispatchRate(50))
+        await rates.hold(subscription=DispatchRate(50))
         await asyncio.sleep(1)
         assert len(client.bodies()) == pytest.approx(51, abs=2)
-        rates.hold(own={"s": DispatchRate(1, -1, 1000)}, subscription=DispatchRate(50))
+        await rates.hold(own={"s": DispatchRate(1, -1, 1000)}, subscription=DispatchRate(50))
         await asyncio.sleep(1)
         assert len(client.bodies()) < 55
-        rates.hold(topic=DispatchRate(1, -1, 1000))
+        await rates.hold(topic=DispatchRate(1, -1, 1000))
         await asyncio.sleep(1)
         assert len(client.bodies()) < 57
-        rates.hold()
+        await rates.hold()
         await settle()
         assert client.bodies() == numbered(200)
         assert subscription.throttle is None
@@ -269,7 +271,7 @@ def test_subscriptions_share_the_rate_of_their_topic_in_turns() -> None:
         for name in names:
             await topic.subscription(name)
         await topic.publish(*numbered(500))
-        rates.hold(topic=DispatchRate(100))
+        await rates.hold(topic=DispatchRate(100))
         clients = [Client(topic.subscriptions[name], SHARED) for name in names]
         await asyncio.sleep(10)
         counts = [len(each.bodies()) for each in clients]
@@ -277,7 +279,7 @@ def test_subscriptions_share_the_rate_of_their_topic_in_turns() -> None:
         # The burst went to one of them.
         assert min(counts) > 180
         # Ten more that are caught up in a moment do not take the others' place.
-        rates.hold()
+        await rates.hold()
         await settle(200)
         assert [len(each.bodies()) for each in clients] == [500] * 5
 
@@ -291,7 +293,7 @@ def test_a_low_rate_goes_round() -> None:
         for name in names:
             await topic.subscription(name)
         await topic.publish(*numbered(100))
-        rates.hold(topic=DispatchRate(1))
+        await rates.hold(topic=DispatchRate(1))
         clients = [Client(topic.subscriptions[name], SHARED) for name in names]
         await asyncio.sleep(70.5)
         assert {len(each.bodies()) for each in clients} <= {10, 11}
@@ -304,7 +306,7 @@ def test_a_high_rate_is_read_in_portions() -> None:
         rates = Rates(topic)
         subscription = await topic.subscription()
         await topic.publish(*numbered(4000))
-        rates.hold(topic=DispatchRate(2000))
+        await rates.hold(topic=DispatchRate(2000))
         client = Client(subscription, SHARED, permits=10_000)
         reads = 0
         plain = subscription._dispatcher._in_turn
@@ -322,12 +324,54 @@ def test_a_high_rate_is_read_in_portions() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_comes_when_everybody_gets_everything_once_and_not_too_fast(seed: int) -> None:
+    async def scenario(topic: Topic) -> None:
+        chance, loop = Random(seed), asyncio.get_running_loop()
+        rates, clients = Rates(topic), dict[str, list[Client]]()
+        for number in range(chance.randint(1, 4)):
+            type_, name = chance.choice(ALL_TYPES), f"s{number}"
+            subscription = await topic.subscription(name)
+            count = 1 if type_ is EXCLUSIVE else chance.randint(1, 3)
+            clients[name] = [
+                Client(subscription, type_, f"c{each}", permits=0) for each in range(count)
+            ]
+        everybody = [each for group in clients.values() for each in group]
+        published, rate, most, since = 0, 0, 0.0, loop.time()
+
+        def got() -> int:
+            return sum([len(each.bodies()) for each in everybody])
+
+        for _ in range(60):
+            bodies = numbered(chance.randint(0, 40), published)
+            await topic.publish(*bodies, key=chance.choice("abc"))
+            published += len(bodies)
+            chance.choice(everybody).consumer.flow(chance.randint(1, 100))
+            if chance.random() < 0.2:
+                rate = chance.choice([0, 5, 50, 500])
+                most, since = got() + rate, loop.time()
+                await rates.hold(topic=DispatchRate(rate), subscription=DispatchRate(500))
+            await asyncio.sleep(chance.choice([0.0, 0.01, 0.5, 3.0]))
+            assert not rate or got() <= most + rate * (loop.time() - since) + 1
+        await rates.hold()
+        for each in everybody:
+            each.consumer.flow(10_000)
+        await settle(500)
+        for group in clients.values():
+            found = [body for each in group for body in each.bodies()]
+            assert sorted(found, key=int) == numbered(published)
+            if len(group) == 1:
+                assert found == numbered(published)
+
+    run(scenario)
+
+
 def test_permits_and_acknowledgements_are_as_without_a_rate() -> None:
     async def scenario(topic: Topic) -> None:
         rates = Rates(topic)
         subscription = await topic.subscription()
         await topic.publish(*numbered(20))
-        rates.hold(topic=TEN)
+        await rates.hold(topic=TEN)
         client = Client(subscription, SHARED, permits=3)
         assert await counted(client, 2) == [3, 3, 3]
         client.nack("1")
@@ -347,7 +391,7 @@ def test_messages_that_wait_for_their_time_cost_nothing_until_then() -> None:
         subscription = await topic.subscription()
         await topic.publish(*numbered(100), after=20)
         await topic.publish("now")
-        rates.hold(topic=TEN)
+        await rates.hold(topic=TEN)
         client = Client(subscription, SHARED)
         await settle(500)
         assert client.bodies() == ["now"]
@@ -360,13 +404,34 @@ def test_messages_that_wait_for_their_time_cost_nothing_until_then() -> None:
     run(scenario)
 
 
+def test_very_many_subscriptions_are_told_in_slices() -> None:
+    async def scenario(topic: Topic) -> None:
+        rates, ticks = Rates(topic), 0
+        for number in range(3 * SLICE_ITEMS):
+            await topic.subscription(f"r{number}", durable=False, start=EARLIEST)
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        await rates.hold(subscription=TEN)
+        assert ticks >= 3
+        ticking.cancel()
+        assert all(each.throttle is not None for each in topic.subscriptions.values())
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("level", ["topic", "subscription"])
 def test_a_subscription_that_ends_leaves_the_line(level: str) -> None:
     async def scenario(topic: Topic) -> None:
         rates = Rates(topic)
         subscription = await topic.subscription()
         await topic.publish(*numbered(30))
-        rates.hold_at(level, DispatchRate(1))
+        await rates.hold_at(level, DispatchRate(1))
         Client(subscription, SHARED)
         await settle()
         limiter = rates._dispatching
