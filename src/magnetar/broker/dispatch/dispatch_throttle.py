@@ -1,6 +1,6 @@
 """The rates that one subscription waits for before it reads: its own, and that of its topic.
 
-Owns: `DispatchThrottle`, and `DispatchTurn`, one step of dispatch under it.
+Owns: `DispatchThrottle`, `DispatchTurn`, one step of dispatch under it, and `ThrottleCounts`.
 
 Invariants:
 1. A turn begins only with room under every rate. It takes what it may read at most, so that others
@@ -19,6 +19,27 @@ from collections.abc import Iterable, Sequence
 from magnetar.broker.api import Delivery
 from magnetar.broker.rates.rate_limiter import RateLimiter
 from magnetar.runtime.signal import Signal
+
+
+class ThrottleCounts:
+    """The times that one subscription had to wait, as statistics show them."""
+
+    __slots__ = ("own_bytes", "own_messages", "topic_bytes", "topic_messages")
+
+    def __init__(self) -> None:
+        # For its own rate and for its topic's, each by what there was no room for.
+        self.own_messages = self.own_bytes = 0
+        self.topic_messages = self.topic_bytes = 0
+
+    def count(self, limiter: RateLimiter, *, is_own: bool) -> None:
+        """Count a wait that begins."""
+        _, size = limiter.room()
+        if is_own:
+            self.own_bytes += size < 1
+            self.own_messages += size >= 1
+        else:
+            self.topic_bytes += size < 1
+            self.topic_messages += size >= 1
 
 
 class DispatchTurn:
@@ -65,6 +86,8 @@ class DispatchThrottle:
         self, own: RateLimiter | None, shared: RateLimiter | None, *, by_entries: bool
     ) -> None:
         self.own = own
+        self.counts = ThrottleCounts()
+        """Given by its dispatcher, which keeps them over changes of the rates."""
         self._limiters = [each for each in (own, shared) if each is not None]
         self._by_entries = by_entries
 
@@ -74,7 +97,10 @@ class DispatchThrottle:
         """A turn for a read of so much at most; None: `wake` advances when to ask again."""
         # Its own first: a place in the line of the topic is not kept for one that may not read.
         for each in self._limiters:
+            before = each.times
             if not each.admits(wake):
+                if each.times > before:
+                    self.counts.count(each, is_own=each is self.own)
                 return None
         rooms = [each.room() for each in self._limiters]
         messages, size_left = (min(each) for each in zip(*rooms, strict=True))

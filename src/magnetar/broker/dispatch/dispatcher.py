@@ -31,7 +31,11 @@ from magnetar.broker.api import Delivery
 from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.delays import Delays
 from magnetar.broker.dispatch.dispatch_state import DispatchState
-from magnetar.broker.dispatch.dispatch_throttle import DispatchThrottle, DispatchTurn
+from magnetar.broker.dispatch.dispatch_throttle import (
+    DispatchThrottle,
+    DispatchTurn,
+    ThrottleCounts,
+)
 from magnetar.broker.dispatch.membership import JoinedTopic, Membership
 from magnetar.broker.dispatch.plan import Read
 from magnetar.broker.entries import (
@@ -191,6 +195,8 @@ class Dispatcher:
         self.throttle: DispatchThrottle | None = None
         """The rates that hold; None: there are none."""
         self._turn: DispatchTurn | None = None
+        self.throttle_counts: ThrottleCounts | None = None
+        """None: it never had rates."""
         self._delays: Delays | None = None
         # Failover: set while a new active consumer waits for the former one's acknowledgements.
         self._rewind_at: float | None = None
@@ -258,6 +264,9 @@ class Dispatcher:
     def limit_rates(self, throttle: DispatchThrottle | None) -> None:
         """Wait for these rates from now on; None: for none."""
         before, self.throttle = self.throttle, throttle
+        if throttle is not None:
+            counts = self.throttle_counts = self.throttle_counts or throttle.counts
+            throttle.counts = counts
         if before is not None:
             before.leave(self._wake)
         if before is not None or throttle is not None:

@@ -228,7 +228,7 @@ class Subscription:
         totals = self._membership.totals()
         # What waits for its time is known once it was read; all of it is part of the backlog.
         backlog, delayed = self.visible_backlog(), self._dispatcher.delayed
-        return SubscriptionStats(
+        found = SubscriptionStats(
             type=TYPE_NAMES[self.type],
             msg_backlog=backlog,
             msg_delayed=delayed,
@@ -251,6 +251,13 @@ class Subscription:
             subscription_properties=self.cursor.properties,
             read_isolation=self.isolation.value,
         )
+        throttled = self._dispatcher.throttle_counts
+        if throttled is not None:
+            found.dispatch_throttled_msg_events_by_subscription_limit = throttled.own_messages
+            found.dispatch_throttled_bytes_events_by_subscription_limit = throttled.own_bytes
+            found.dispatch_throttled_msg_events_by_topic_limit = throttled.topic_messages
+            found.dispatch_throttled_bytes_events_by_topic_limit = throttled.topic_bytes
+        return found
 
     # --- consumers
 

@@ -210,6 +210,27 @@ def test_batches_count_as_messages_or_as_entries(by_entries: bool) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("rate", [DispatchRate(5), DispatchRate(-1, 500)])
+@pytest.mark.parametrize("level", ["topic", "subscription"])
+def test_statistics_say_for_which_rate_it_waited(rate: DispatchRate, level: str) -> None:
+    async def scenario(topic: Topic) -> None:
+        rates = Rates(topic)
+        subscription = await topic.subscription()
+        await topic.publish(*("x" * 90 for _ in range(40)))
+        await rates.hold_at(level, rate)
+        Client(subscription, SHARED)
+        await asyncio.sleep(3)
+        await rates.hold()
+        found = msgspec.to_builtins(subscription.stats())
+        unit = "Bytes" if rate.dispatch_throttling_rate_in_byte > 0 else "Msg"
+        waited = {name: count for name, count in found.items() if "Throttled" in name and count > 0}
+        assert list(waited) == [f"dispatchThrottled{unit}EventsBy{level.capitalize()}Limit"]
+        # Once for each wait, not for each time that it was woken meanwhile.
+        assert 1 <= sum(waited.values()) < 30
+
+    run(scenario)
+
+
 def test_a_period_is_what_the_rate_is_for() -> None:
     async def scenario(topic: Topic) -> None:
         rates = Rates(topic)
