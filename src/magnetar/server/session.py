@@ -614,9 +614,10 @@ class Session(asyncio.Protocol):
             # Its peer could not finish a frame while it was not read.
             if self.frame_since is not None:
                 self.frame_since = self.context.clock.monotonic()
+            self._transport.resume_reading()
+            # Last: if the peer has no room for it, this stops reading again.
             if self._told_rate is not None:
                 self._tell_rate(None)
-            self._transport.resume_reading()
         elif not room and self._is_read:
             self._is_read = False
             self._transport.pause_reading()
