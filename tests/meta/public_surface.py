@@ -17,7 +17,8 @@ _SURFACE: Final = {
         "transaction"
     ),
     "Producer": (
-        "close flush last_sequence_id name pending send send_arrow submit submit_arrow topic"
+        "close flush last_sequence_id name pending send send_arrow submit submit_arrow throttled "
+        "topic"
     ),
     "Consumer": (
         "ack ack_arrow ack_cumulative ack_many close last_message_ids nack name receive "

@@ -212,6 +212,10 @@ EVICTED_ENTRIES = counter(
     "magnetar_evicted_entries_total",
     "Entries that subscriptions passed over because of a backlog quota.",
 )
+DISPATCH_THROTTLED = counter(
+    "magnetar_dispatch_throttled_total",
+    "Times that a subscription waited for the dispatch rate of itself or its topic.",
+)
 SUBSCRIPTION_FAILURES = counter(
     "magnetar_subscription_failures_total", "Subscriptions whose dispatch stopped at an error."
 )
@@ -228,6 +232,10 @@ CONNECTIONS_OPENED = counter(
 )
 CONNECTION_PAUSES = counter(
     "magnetar_connection_pauses_total", "Times that a connection was not read: back-pressure."
+)
+PUBLISH_THROTTLED = counter(
+    "magnetar_publish_throttled_total",
+    "Times that a connection waited for the publish rate of a topic.",
 )
 REFUSED_COMMANDS = counter(
     "magnetar_refused_commands_total", "Commands answered with an error.", ["error"]

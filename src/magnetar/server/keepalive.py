@@ -9,7 +9,8 @@ Invariants:
    counts, not only PONG.
 3. A connection that is not read (back-pressure) is not judged by what it sent: that is unread. It
    is closed if it is not read because its peer takes nothing, and has taken nothing for one
-   interval: nobody knows of it whether it lives.
+   interval: nobody knows of it whether it lives. Its own PINGs are unread, too: it is sent one
+   twice in an interval, so that it hears something in each of its own, whenever those begin.
 4. A frame that is being read, and has no end within `connection_frame_seconds`, closes its
    connection at the next PING: single bytes now and then do not keep it.
 5. A check of a peer ends within `connection_liveness_seconds`, however many ask for it.
@@ -69,7 +70,10 @@ async def keep_alive(peer: Peer, clock: Clock, limits: Limits) -> None:
         asked_at = peer.heard.version
         peer.ping()
         before = peer.stall
-        await clock.sleep(limits.connection_keepalive_seconds)
+        await clock.sleep(limits.connection_keepalive_seconds / 2)
+        if not peer.is_read and not peer.is_closing:
+            peer.ping()
+        await clock.sleep(limits.connection_keepalive_seconds / 2)
         # Invariant 3: while it is not read, its silence is of our making.
         if peer.heard.version == asked_at and peer.is_read:
             peer.abandon("no answer to a ping")

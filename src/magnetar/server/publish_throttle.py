@@ -99,6 +99,11 @@ class ReadTurn:
             asyncio.get_running_loop().call_soon(self._end)
         self._spent += items
 
+    def give_back(self, items: int) -> None:
+        """Take back so many that were spent in this turn and not handled after all."""
+        # Not all of it: 0 would have the next one ask for another end of the same turn.
+        self._spent = max(self._spent - items, 1)
+
     def later(self, go_on: Callable[[], None]) -> None:
         """Call this in a turn that has room, as there is none now; in the order of the calls."""
         self._later.append(go_on)

@@ -15,6 +15,8 @@ Invariants:
    read while commands wait for their turn. With a
    producer it is read only while the server's `publish_throttle` is open, too. What it keeps of a
    frame that is not whole counts in the server's budget.
+   A SEND that has to wait for its topic's `publishRate` waits here, with all that came behind it,
+   and the connection is not read meanwhile: nothing is refused, and nothing lost.
 3. When the transport is gone every producer and consumer has left its topic, and no task of the
    session runs, before `ended` is set. Nothing that belongs to it points at it in a circle: its
    memory is free then, and not when the garbage collector comes.
@@ -33,6 +35,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
+from magnetar.broker.rates.rate_limiter import RateLimiter
 from magnetar.errors import (
     ForeignProtocol,
     InvariantBroken,
@@ -112,6 +115,9 @@ class Session(asyncio.Protocol):
         self.client: ClientSoftware | None = None
         self.keeps_transactions = False
         """Its client's transactions survive a change of layout: none waits for the other."""
+        self.hears_throttles = False
+        """Its client wants to know when its sends wait for a rate (PUBLISH_THROTTLED)."""
+        self._told_rate: str | None = None
         self.principal: Principal = ANYBODY
         self.address = ""
         self._client_text = ""
@@ -143,6 +149,11 @@ class Session(asyncio.Protocol):
         self._leaving = False
         # Commands that were read and wait for their turn, behind long work or another slice.
         self._waiting: list[Command] = []
+        # Of the command that is being carried out: what a rate of publishing holds back, which one,
+        # and by what it wakes this session. The signal is made when it is needed first.
+        self._unsent: list[Send] = []
+        self._held_by: RateLimiter | None = None
+        self._let_through: Signal | None = None
         self._long: asyncio.Task[None] | None = None
         self._spent = 0
         self._turn = context.read_turn
@@ -222,8 +233,10 @@ class Session(asyncio.Protocol):
             else:
                 self._handle(each)
                 goes_on = not self.is_closing
-            # One of them ended the connection: nothing behind it counts.
             if not goes_on:
+                # Unless it has to wait, one of them ended the connection: nothing behind it counts.
+                if self._held_by is not None:
+                    self._hold_back(self._held_by, commands[number + 1 :])
                 return
         throttle = self.context.publish_throttle
         if self.wire.error is not None:
@@ -233,6 +246,36 @@ class Session(asyncio.Protocol):
         # Only sends fill the queue that is judged here: a read without one need not look at it.
         elif not (throttle.has_room() if has_sent else throttle.is_open) or not self._is_read:
             self.judge_reading()
+
+    def _hold_back(self, limiter: RateLimiter, later: list[Command]) -> None:
+        """Keep sends, and what came behind them, until their topic's rate lets them through."""
+        unsent, self._unsent, self._held_by = self._unsent, [], None
+        # Of what `_carry_out` counted these were not handled.
+        self._turn.give_back(min(len(unsent) + len(later), _ITEMS_PER_TURN))
+        if self.hears_throttles:
+            self._tell_rate(str(limiter))
+        wake = self._let_through
+        assert wake is not None, "it was refused by this"
+        # The version is taken now: the rate may be gone before the task first runs.
+        waiting = self._in_line(limiter, wake, wake.version)
+        self._long = self._run(waiting, "publish rate", self._loops)
+        self._hold([*unsent, *later])
+
+    async def _in_line(self, limiter: RateLimiter, wake: Signal, seen: int) -> None:
+        """Go on when its turn has come at this limiter, in whose line it stands."""
+        try:
+            await wake.past(seen)
+        except asyncio.CancelledError:
+            limiter.leave(wake)
+            raise
+        self._long = None
+        self._go_on()
+        limiter.settle()
+
+    def _tell_rate(self, rate: str | None) -> None:
+        if rate != self._told_rate:
+            self._told_rate = rate
+            self.write(command("PUBLISH_THROTTLED", **({} if rate is None else {"rate": rate})))
 
     def _hold(self, commands: list[Command]) -> None:
         """Keep commands back until long work is done, or for the next turn of the loop."""
@@ -441,8 +484,8 @@ class Session(asyncio.Protocol):
 
     # --- commands
 
-    def _send(self, send: Send | SendRun, count: int = 1) -> bool:
-        """Start a send; False: it has ended the connection."""
+    def _send(self, send: Send | SendRun, count: int = 1, *, is_admitted: bool = False) -> bool:
+        """Start a send; False: it has ended the connection, or `_unsent` has to wait."""
         handle = self.producers.get(send.producer_id)
         producer = None if handle is None else handle.producer
         if handle is None or producer is None:
@@ -452,6 +495,8 @@ class Session(asyncio.Protocol):
                 self._broken(RemoteProtocolError(f"no producer {send.producer_id}"))
                 return False
             return True  # sent before the peer learned that the broker closed the producer
+        if producer.limiter is not None and not (is_admitted or producer.stopped):
+            return self._send_limited(producer.limiter, send, count)
         self._owed += count
         handle.owed += count
         if isinstance(send, SendRun):
@@ -463,6 +508,24 @@ class Session(asyncio.Protocol):
         # Only at the limit: `judge_reading` is not free, and this is once per message.
         if self._is_read and self._owed >= self.limits.connection_pending_publishes:
             self.judge_reading()
+        return True
+
+    def _send_limited(self, limiter: RateLimiter, send: Send | SendRun, count: int) -> bool:
+        """Start as much as the rate of its topic lets through; False: the rest of it waits."""
+        wake = self._let_through = self._let_through or Signal()
+        sends: list[Send] = [send] if isinstance(send, Send) else send.sends()
+        for number, each in enumerate(sends):
+            if not limiter.admits(wake):
+                self._unsent, self._held_by = sends[number:], limiter
+                return False
+            # Mostly there is room for all of a run, which goes as a whole then.
+            if not number and isinstance(send, SendRun):
+                messages, size = limiter.room()
+                if sum(send.counts) <= messages and send.size <= size:
+                    limiter.take(sum(send.counts), send.size)
+                    return self._send(send, count, is_admitted=True)
+            limiter.take(each.num_messages, len(each.headers_and_payload))
+            self._send(each, is_admitted=True)
         return True
 
     def _handle(self, received: Command) -> None:
@@ -552,6 +615,9 @@ class Session(asyncio.Protocol):
             if self.frame_since is not None:
                 self.frame_since = self.context.clock.monotonic()
             self._transport.resume_reading()
+            # Last: if the peer has no room for it, this stops reading again.
+            if self._told_rate is not None:
+                self._tell_rate(None)
         elif not room and self._is_read:
             self._is_read = False
             self._transport.pause_reading()

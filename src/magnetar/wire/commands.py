@@ -129,6 +129,7 @@ _SERVER_ONLY: Final = frozenset(
         "RANGE_PIECES_RESPONSE",
         "RANGE_AT_TIME_RESPONSE",
         "RANGE_MOVE_RESPONSE",
+        "PUBLISH_THROTTLED",
     }
 )
 

@@ -143,6 +143,11 @@ class DispatchState:
         """How many more entries may be read for the queue of those that wait."""
         return min(self._limits.look_ahead_entries - len(self._replay), self._limits.read_entries)
 
+    @property
+    def messages_per_entry(self) -> float:
+        """An average of what was handed out lately."""
+        return self._messages_per_entry
+
     def redelivery_count(self, position: Position) -> int:
         return self._counts.of(position)
 

@@ -14,6 +14,8 @@ Invariants:
    comes whatever its size).
 5. A read that fails stops dispatch, with a metric and an error in the log, until an operator's or
    client's action (seek, skip, a first consumer) gives it a new start. It never spins.
+6. With rates (`throttle`) it reads only in a turn under them, and no more than that turn has room
+   for; also for consumers that are caught up. Without them nothing is asked but whether there are.
 
 Relies on: the topic to advance `wake` when entries became durable, when `max_read_position` moved,
 and when it was terminated.
@@ -29,7 +31,13 @@ from magnetar.broker.api import Delivery
 from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.delays import Delays
 from magnetar.broker.dispatch.dispatch_state import DispatchState
+from magnetar.broker.dispatch.dispatch_throttle import (
+    DispatchThrottle,
+    DispatchTurn,
+    ThrottleCounts,
+)
 from magnetar.broker.dispatch.membership import JoinedTopic, Membership
+from magnetar.broker.dispatch.plan import Read
 from magnetar.broker.entries import (
     UNPLACED,
     EntryView,
@@ -184,6 +192,11 @@ class Dispatcher:
         self._clock = clock
         self._limits = limits
         self._bytes_max = limits.subscription_read_bytes
+        self.throttle: DispatchThrottle | None = None
+        """The rates that hold; None: there are none."""
+        self._turn: DispatchTurn | None = None
+        self.throttle_counts: ThrottleCounts | None = None
+        """None: it never had rates."""
         self._delays: Delays | None = None
         # Failover: set while a new active consumer waits for the former one's acknowledgements.
         self._rewind_at: float | None = None
@@ -248,6 +261,17 @@ class Dispatcher:
         for consumer in self._membership.consumers:
             consumer.drop_outbox()
 
+    def limit_rates(self, throttle: DispatchThrottle | None) -> None:
+        """Wait for these rates from now on; None: for none."""
+        before, self.throttle = self.throttle, throttle
+        if throttle is not None:
+            counts = self.throttle_counts = self.throttle_counts or throttle.counts
+            throttle.counts = counts
+        if before is not None:
+            before.leave(self._wake)
+        if before is not None or throttle is not None:
+            self._wake.advance()
+
     def resume(self) -> None:
         """What stopped dispatch may be over."""
         self.failure = None
@@ -272,6 +296,9 @@ class Dispatcher:
                 # No retry: the next round finds the failure, and waits (invariant 5).
                 self._fail(error)
                 continue
+            finally:
+                if self._turn is not None:
+                    self._end_turn(self._turn)
             if not progressed:
                 await self._idle(seen)
                 continue
@@ -297,6 +324,10 @@ class Dispatcher:
         # No consumer with permits that is not blocked: what changes that advances `wake`.
         if wanted is None:
             return False
+        if self.throttle is not None and state is not None:
+            wanted = self._in_turn(self.throttle, state, wanted)
+            if wanted is None:
+                return False
         new_entries, delays = wanted.new_entries, self._delays
         if delays is not None and state is not None and state.delays:
             if await self._serve_due(state, delays):
@@ -304,12 +335,33 @@ class Dispatcher:
             if delays.is_full and not wanted.waiting:
                 return False
             # What waits takes no permits: a few of them must not make many small reads.
-            if delays.is_run:
+            if delays.is_run and self._turn is None:
                 new_entries = max(new_entries, state.look_ahead)
         # Redeliveries first: nothing new may overtake them.
         if wanted.waiting:
             return await self._serve_waiting(wanted.waiting)
         return await self._serve_new(new_entries)
+
+    def _in_turn(
+        self, throttle: DispatchThrottle, state: DispatchState, wanted: Read
+    ) -> Read | None:
+        """The part of a read that the rates have room for; None: they have none now."""
+        # Nobody waits for a rate, nor counts as waiting, without anything to read.
+        is_at_end = self._cursor.read_position > self._topic.read_window().end
+        has_due = self._delays is not None and self._delays.has_due
+        if is_at_end and not wanted.waiting and not has_due:
+            return None
+        entries = len(wanted.waiting) or wanted.new_entries
+        size = self._limits.subscription_read_bytes
+        turn = throttle.begin(self._wake, entries, size, state.messages_per_entry)
+        if turn is None:
+            return None
+        self._turn, self._bytes_max = turn, turn.bytes
+        return Read(wanted.waiting[: turn.entries], min(wanted.new_entries, turn.entries))
+
+    def _end_turn(self, turn: DispatchTurn) -> None:
+        self._turn, self._bytes_max = None, self._limits.subscription_read_bytes
+        turn.end()
 
     def _tell_end(self) -> None:
         # A terminated topic, or a segment that was split: there its clients go on to the children.
@@ -390,7 +442,8 @@ class Dispatcher:
 
     async def _serve_due(self, state: DispatchState, delays: Delays) -> bool:
         """Bring those whose time has come before new ones; False: there are none, or no room."""
-        positions = delays.first_due(max(state.look_ahead, 0))
+        room = state.look_ahead if self._turn is None else self._turn.entries
+        positions = delays.first_due(max(min(room, state.look_ahead), 0))
         if not positions:
             return False
         present = self._drop_gone(positions)
@@ -480,6 +533,8 @@ class Dispatcher:
             if not are_new:
                 consumer.redelivered += sum([each.redelivery_count > 0 for each in turns])
         DISPATCHED_ENTRIES.inc(sum(map(len, by_key.values())))
+        if self._turn is not None:
+            self._turn.hand_out(by_key.values())
         return True
 
     def _judged(self, entries: list[Entry], state: DispatchState, are_new: bool) -> list[Unsent]:

@@ -140,6 +140,9 @@ class PolicyDefaults:
     dispatch_throttling_rate_per_subscription_in_byte: int = _of(
         0, "bytes/s", "delivered to one subscription", most=_LONG_MAX
     )
+    dispatch_throttling_on_batch_message_enabled: bool = _of(
+        False, "true|false", "whether rates of delivery count a batch as one message"
+    )
     subscribe_throttling_rate_per_consumer: int = _of(
         0, "requests", "to subscribe of one consumer in a period"
     )
@@ -258,6 +261,7 @@ class PolicyDefaults:
                 self.dispatch_throttling_rate_per_subscription_in_msg,
                 self.dispatch_throttling_rate_per_subscription_in_byte,
             ),
+            "dispatch_by_entries": self.dispatch_throttling_on_batch_message_enabled,
             "subscribe_rate": SubscribeRate(
                 self.subscribe_throttling_rate_per_consumer,
                 self.subscribe_rate_period_per_consumer_in_second,

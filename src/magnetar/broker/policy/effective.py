@@ -66,6 +66,8 @@ class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True):
     """Of each subscription that has none of its own."""
     own_dispatch_rates: dict[str, DispatchRate] = {}
     """Of single subscriptions, by name."""
+    dispatch_by_entries: bool = False
+    """Whether these count a batch as one message."""
     subscribe_rate: SubscribeRate = SubscribeRate()
     max_producers: int = 0
     max_consumers: int = 0
@@ -191,6 +193,7 @@ _SAME: Final = {
     "publish_rate": "publish_rate",
     "dispatch_rate": "dispatch_rate",
     "subscription_dispatch_rate": "subscription_dispatch_rate",
+    "dispatch_by_entries": "dispatch_by_entries",
     "subscribe_rate": "subscribe_rate",
     "max_producers": "max_producers_per_topic",
     "max_consumers": "max_consumers_per_topic",

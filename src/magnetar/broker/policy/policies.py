@@ -102,6 +102,11 @@ class Policies(msgspec.Struct, frozen=True):
     schema_auto_update_compatibility_strategy: AutoUpdateStrategy | None = None
     subscription_auth_mode: Literal["None", "Prefix"] | None = None
 
+    dispatch_by_entries: bool | None = msgspec.field(
+        default=None, name="dispatchThrottlingOnBatchMessageEnabled"
+    )
+    """Of the broker alone: rates of dispatching count a batch as one message."""
+
     # Kept and shown, and nothing else: what they are about does not exist here.
     persistence: PersistencePolicies | None = None
     replicator_dispatch_rate: DispatchRate | None = msgspec.field(

@@ -122,6 +122,12 @@ class SubscriptionStats(msgspec.Struct, rename="camel", kw_only=True):
     is_durable: bool = True
     is_replicated: bool = False
     subscription_properties: dict[str, str] = {}
+    dispatch_throttled_msg_events_by_subscription_limit: int = 0
+    """How often it had to wait for a rate of its own, since the topic was loaded."""
+    dispatch_throttled_bytes_events_by_subscription_limit: int = 0
+    dispatch_throttled_msg_events_by_topic_limit: int = 0
+    """How often for the rate of its topic."""
+    dispatch_throttled_bytes_events_by_topic_limit: int = 0
     consumers_after_mark_delete_position: dict[str, str] = {}
     """Consumers that wait as a whole until others have acknowledged: none ever does, since single
     hashes are held back in their place (PIP-379)."""
@@ -174,6 +180,8 @@ class TopicStats(msgspec.Struct, rename="camel", kw_only=True):
     oldest_backlog_message_age_seconds: int = -1
     """As it was found for a quota by age; -1: it was not."""
     oldest_backlog_message_subscription_name: str | None = None
+    publish_rate_limited_times: int = 0
+    """How often a connection had to wait for the rate of publishing, since the topic was loaded."""
 
 
 def with_sums(stats: TopicStats) -> TopicStats:

@@ -48,6 +48,7 @@ from magnetar.broker.publish.dedup import Dedup, DedupFastPath, SendVerdict
 from magnetar.broker.publish.held_sends import HeldSends
 from magnetar.broker.publish.send_limits import SendLimits
 from magnetar.broker.publish.txn_writes import TransactionWrites
+from magnetar.broker.rates.rate_limiter import RateLimiter
 from magnetar.errors import (
     ChecksumMismatch,
     DeadlineExceeded,
@@ -177,6 +178,8 @@ class Producer:
         """Why the broker stopped it; None if its client did."""
         self.readiness = Signal()
         """Advances when it may send (`ready`) and when it stopped."""
+        self.limiter: RateLimiter | None = None
+        """The rate that its session waits for before it sends; None: there is none."""
         self.messages_in = 0
         self.bytes_in = 0
         self._connected_ms = clock.now_ms()

@@ -25,6 +25,7 @@ from magnetar.broker.api import AccessMode, ProducerRequest
 from magnetar.broker.policy.records import PRODUCER_NAMES
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.publish.send_limits import SendLimits
+from magnetar.broker.rates.rate_limiter import RateLimiter
 from magnetar.errors import (
     InvariantBroken,
     MagnetarError,
@@ -63,6 +64,7 @@ class TopicProducers:
         self._waiting: dict[str, Producer] = {}
         self._exclusive: Producer | None = None
         self._limits: SendLimits | None = None
+        self._limiter: RateLimiter | None = None
         # Changes take turns: admission awaits the epoch and the ends of others, and must not
         # overlap.
         self._turn = asyncio.Lock()
@@ -114,6 +116,7 @@ class TopicProducers:
             await admit[producer.access_mode](producer)
             # Here and not before: the policy may have changed while it was admitted.
             self._judge(producer)
+            producer.limiter = self._limiter
 
     def check_encrypted(self, options: ProducerRequest) -> None:
         """Raise `MetadataError` if a producer will not encrypt what it must."""
@@ -217,6 +220,12 @@ class TopicProducers:
         self._limits = limits
         for producer in (*self._connected.values(), *self._waiting.values()):
             self._judge(producer)
+
+    def limit_rate(self, limiter: RateLimiter | None) -> None:
+        """Have their sends wait for this rate; None: there is none."""
+        self._limiter = limiter
+        for producer in (*self._connected.values(), *self._waiting.values()):
+            producer.limiter = limiter
 
     def _judge(self, producer: Producer) -> None:
         producer.limit_sends(self._limits)

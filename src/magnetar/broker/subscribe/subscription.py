@@ -31,6 +31,7 @@ from typing import Final
 
 from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.dispatch.dispatch_throttle import DispatchThrottle
 from magnetar.broker.dispatch.dispatcher import Dispatcher, ReadableTopic, Uncommitted
 from magnetar.broker.dispatch.membership import Membership
 from magnetar.broker.entries import publish_time_of
@@ -227,7 +228,7 @@ class Subscription:
         totals = self._membership.totals()
         # What waits for its time is known once it was read; all of it is part of the backlog.
         backlog, delayed = self.visible_backlog(), self._dispatcher.delayed
-        return SubscriptionStats(
+        found = SubscriptionStats(
             type=TYPE_NAMES[self.type],
             msg_backlog=backlog,
             msg_delayed=delayed,
@@ -250,12 +251,28 @@ class Subscription:
             subscription_properties=self.cursor.properties,
             read_isolation=self.isolation.value,
         )
+        throttled = self._dispatcher.throttle_counts
+        if throttled is not None:
+            found.dispatch_throttled_msg_events_by_subscription_limit = throttled.own_messages
+            found.dispatch_throttled_bytes_events_by_subscription_limit = throttled.own_bytes
+            found.dispatch_throttled_msg_events_by_topic_limit = throttled.topic_messages
+            found.dispatch_throttled_bytes_events_by_topic_limit = throttled.topic_bytes
+        return found
 
     # --- consumers
 
     def limits_changed(self) -> None:
         """The topic has other limits of unacknowledged messages."""
         self._membership.limits_changed()
+
+    @property
+    def throttle(self) -> DispatchThrottle | None:
+        """The rates that it waits for; None: there are none."""
+        return self._dispatcher.throttle
+
+    def limit_rates(self, throttle: DispatchThrottle | None) -> None:
+        """Deliver no faster than this from now on; None: as fast as consumers take it."""
+        self._dispatcher.limit_rates(throttle)
 
     def add_consumer(self, options: SubscribeRequest) -> Consumer:
         """Let a consumer in; it has no permits yet."""
@@ -637,6 +654,7 @@ class Subscription:
             self._txn_acks.close()
         await self._loops.stop()
         self._dispatcher.drop_delayed()
+        self._dispatcher.limit_rates(None)
         if self._txn_acks is not None:
             await self._txn_acks.closed()
         if self.cursor.failure is None:

@@ -28,6 +28,7 @@ from magnetar.broker.subscribe.nonpersistent_subscription import (
     SENT_POSITION,
     NonPersistentSubscription,
 )
+from magnetar.broker.topic.rates import TopicRates
 from magnetar.broker.topic.subscriptions import check_consumer_options
 from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import (
@@ -68,6 +69,7 @@ class NonPersistentTopic:
             None, _no_epoch_record, close_seconds=parts.limits.close_seconds
         )
         self._limit_sends()
+        self._rates = TopicRates(name, self.producers, policies, parts.clock)
         self._created_ms, self._last_publish_ms = parts.clock.now_ms(), 0
         self._gone_messages = self._gone_bytes = 0
         self._message_rate = Rate(parts.clock)
@@ -210,6 +212,7 @@ class NonPersistentTopic:
     async def apply(self, policies: TopicPolicies) -> None:
         self.policies = policies
         self._limit_sends()
+        await self._rates.follow(policies, ())
 
     def _limit_sends(self) -> None:
         self.producers.limit_sends(SendLimits.of(self.policies, self.name))
@@ -238,6 +241,7 @@ class NonPersistentTopic:
         """Close producers and consumers; they may come back to a new topic of this name."""
         self._gone = self._gone or error or ServiceNotReady(f"{self.name} was unloaded")
         await self.producers.close(self._gone)
+        self._rates.close()
         for name in list(self._subscriptions):
             await self._subscriptions.pop(name).close(self._gone)
 
@@ -283,6 +287,7 @@ class NonPersistentTopic:
             },
             topic_epoch=self.producers.epoch,
             owner_broker=self._parts.owner,
+            publish_rate_limited_times=self._rates.publish_limited_times,
         )
         return with_sums(stats)
 

@@ -25,6 +25,7 @@ from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.subscribe.subscribe_rate import ConsumerKey, SubscribeCounts
 from magnetar.broker.subscribe.subscription import TYPE_NAMES, Subscription, first_mark_delete
 from magnetar.broker.subscribe.txn_acks import AckParts
+from magnetar.broker.topic.rates import TopicRates
 from magnetar.errors import (
     ConsumerBusy,
     MagnetarError,
@@ -54,8 +55,10 @@ class TopicSubscriptions:
         limits: Limits,
         consistent_hashing: bool = True,
         transactions: AckParts | None = None,
+        rates: TopicRates | None = None,
     ) -> None:
         self._topic = topic
+        self._rates = rates
         self._transactions = transactions
         self._clock = clock
         self._limits = limits
@@ -220,6 +223,8 @@ class TopicSubscriptions:
             isolation=asked or stored_isolation(cursor.properties),
         )
         self._by_name[cursor.name] = subscription
+        if self._rates is not None:
+            self._rates.limit(subscription)
         if subscription.isolation is ReadIsolation.UNCOMMITTED:
             self._uncommitted.add(subscription)
         return subscription

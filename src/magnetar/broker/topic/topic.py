@@ -51,6 +51,7 @@ from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.dedup import TopicDedup
 from magnetar.broker.topic.ownership import Ownership, SoleOwner
 from magnetar.broker.topic.quotas import TopicQuotas
+from magnetar.broker.topic.rates import TopicRates
 from magnetar.broker.topic.subscriptions import TopicSubscriptions
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.errors import (
@@ -164,18 +165,17 @@ class Topic:
         """Why it cannot go on and must be loaded anew, if so."""
         self.load_number = 0
         """How many topics its broker had loaded when this was: they come in that order."""
-        # Written by whoever leaves and by maintenance; compared with the policy for inactive
-        # topics.
+        # Written by whoever leaves, and by maintenance, which goes by it for inactive topics.
         self.used_at = parts.clock.monotonic()
         """When it was last seen with a producer or consumer."""
         self._parts = parts
         self._clock = parts.clock
         directory = topics_directory(name.namespace, name.domain)
         self._records = Directory(parts.metadata, directory, TopicRecord)
-        limits = parts.limits
-        patience_s = limits.close_seconds
+        limits, patience_s = parts.limits, parts.limits.close_seconds
         self.producers = TopicProducers(record.epoch, self._set_epoch, close_seconds=patience_s)
         self._limit_sends()
+        self._rates = TopicRates(name, self.producers, policies, parts.clock, self._publish_rates)
         # Before subscriptions and dedup: both ask it what consumers may see (invariant 7).
         self._transactions = TopicTransactions(name, ledger, parts, self)
         self.max_read_position: Callable[[], Position] = self._transactions.max_read_position
@@ -191,6 +191,7 @@ class Topic:
             limits=limits,
             consistent_hashing=parts.consistent_hashing,
             transactions=self._transactions.acks,
+            rates=self._rates,
         )
         self.end_for = self._subscriptions.end_for
         self.readable = self._subscriptions.woken
@@ -216,7 +217,7 @@ class Topic:
         self._policy_turn = asyncio.Lock()
         self._ends = TopicEnds(self._tasks)
         self._created_ms, self._last_publish_ms = record.created_ms, 0
-        # Counters of producers that have left; those that are here count for themselves.
+        # Of producers that have left; those that are here count for themselves.
         self._gone_messages = self._gone_bytes = 0
         self._message_rate, self._byte_rate = Rate(parts.clock), Rate(parts.clock)
 
@@ -467,6 +468,8 @@ class Topic:
                 self._subscriptions.wake()  # some may be due by now
             if _unacked_limits(policies) != _unacked_limits(before):
                 self._subscriptions.limits_changed()
+            await self._rates.follow(policies, self.subscriptions.values())
+            self._check_open()  # very many subscriptions are told in slices
             # The rest is read from `policies` when it is needed.
             if policies.deduplication == before.deduplication:
                 return
@@ -565,6 +568,7 @@ class Topic:
             self.readable.advance()
             gone = ServiceNotReady(f"{self.name} is being loaded again")
             self.producers.stop(gone)
+            self._rates.close()
             for subscription in self.subscriptions.values():
                 for consumer in list(subscription.consumers):
                     consumer.stop(gone)
@@ -645,7 +649,7 @@ class Topic:
         # The order matters: receipts first, then cursors, then dedup, which must know all outcomes;
         # the ledger that they write to goes last.
         steps: list[Callable[[], Awaitable[None]]] = [
-            partial(self.producers.close, reason),
+            partial(self._close_producers, reason),
             partial(self._subscriptions.close, reason),
             self._last_snapshot,
             self._transactions.close,
@@ -663,6 +667,12 @@ class Topic:
         # Lost topics have lost their storage: their problems are known, and the next load recovers.
         if problems and self.lost is None:
             raise problems[0]
+
+    async def _close_producers(self, reason: MagnetarError) -> None:
+        try:
+            await self.producers.close(reason)
+        finally:
+            self._rates.close()
 
     async def _last_snapshot(self) -> None:
         # Only in an orderly end: after a loss the former snapshot and the log say it all.
@@ -694,6 +704,10 @@ class Topic:
     def bytes_in(self) -> int:
         return self._gone_bytes + sum(each.bytes_in for each in self.producers.connected.values())
 
+    def _publish_rates(self) -> tuple[float, float]:
+        """Messages and bytes in a second, as statistics show them."""
+        return self._message_rate.of(self.messages_in), self._byte_rate.of(self.bytes_in)
+
     async def last_publish_ms(self) -> int:
         """When the last entry came; 0: there is none.
 
@@ -716,9 +730,10 @@ class Topic:
         }
         # Of the last look that a quota by age made: nothing is read here.
         oldest_seconds, oldest_of = self.quotas.oldest()
+        message_rate, byte_rate = self._publish_rates()
         stats = TopicStats(
-            msg_rate_in=self._message_rate.of(self.messages_in),
-            msg_throughput_in=self._byte_rate.of(self.bytes_in),
+            msg_rate_in=message_rate,
+            msg_throughput_in=byte_rate,
             msg_in_counter=self.messages_in,
             bytes_in_counter=self.bytes_in,
             topic_creation_time_stamp=self._created_ms,
@@ -736,6 +751,7 @@ class Topic:
             backlog_quota_limit_time=self.policies.age_quota.limit_time,
             oldest_backlog_message_age_seconds=oldest_seconds,
             oldest_backlog_message_subscription_name=oldest_of,
+            publish_rate_limited_times=self._rates.publish_limited_times,
         )
         return with_sums(stats)
 

@@ -49,6 +49,11 @@ class Producer(Handle[AsyncProducer[Value]], Generic[Value]):
         """How many messages have no receipt."""
         return self._call(lambda: self._wrapped.pending)
 
+    @property
+    def throttled(self) -> str | None:
+        """The rate of publishing that its sends wait for now, as the broker says; None: none."""
+        return self._call(lambda: self._wrapped.throttled)
+
     def send(
         self,
         value: Value | None,

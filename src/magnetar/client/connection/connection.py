@@ -33,6 +33,7 @@ from google.protobuf.message import Message
 
 from magnetar.client.connection.server_errors import raise_refusal, refusal
 from magnetar.client.connection.settings import BrokerAddress, ClientSettings
+from magnetar.client.connection.throttling import Throttling
 from magnetar.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -74,6 +75,8 @@ _FEATURES: Final = {
     # Magnetar's own: a send that a layout change moves to another segment has not failed here, so
     # the change need not wait for transactions of this client.
     "supports_transactions_over_layouts": True,
+    # Magnetar's own: the broker says when it does not read for the sake of a rate of publishing.
+    "supports_publish_throttled": True,
 }
 
 # Commands that answer no request, and the field that says whose they are.
@@ -126,6 +129,7 @@ _ERROR: Final = TYPES["ERROR"]
 _PING: Final = TYPES["PING"]
 _PONG: Final = TYPES["PONG"]
 _AUTH_CHALLENGE: Final = TYPES["AUTH_CHALLENGE"]
+_PUBLISH_THROTTLED: Final = TYPES["PUBLISH_THROTTLED"]
 
 _PING_FRAME: Final = command("PING")
 _PONG_FRAME: Final = command("PONG")
@@ -172,6 +176,7 @@ class BrokerConnection(asyncio.Protocol):
         self.features = pb.FeatureFlags()
         """What the broker says that it can do."""
         self.is_magnetar = False
+        self.throttling = Throttling()
         self.is_writable = True
         """The transport takes more without queueing it."""
         self._settings = settings
@@ -454,6 +459,10 @@ class BrokerConnection(asyncio.Protocol):
                     self.write(_PONG_FRAME)
             elif number == _AUTH_CHALLENGE:
                 self._renew()
+            elif number == _PUBLISH_THROTTLED:
+                body: Any = arrived.body
+                rate = body.rate if body.HasField("rate") else None
+                self.throttling.note(rate, self._loop.time())
             elif number != _PONG:
                 self._answer(arrived)
         elif isinstance(arrived, ReceivedEntries):

@@ -68,8 +68,11 @@ class ClientMetrics(Collector):
     prometheus_client.REGISTRY.register(client.metrics)
     """
 
-    def __init__(self, connections: Callable[[], int]) -> None:
+    def __init__(
+        self, connections: Callable[[], int], throttled: Callable[[], int] = lambda: 0
+    ) -> None:
         self._connections = connections
+        self._throttled = throttled
         self.reconnects = 0
         """Connections that were made anew after a loss."""
         self._sent: dict[str, ProducerTraffic] = {}
@@ -107,6 +110,11 @@ class ClientMetrics(Collector):
             yield family
         yield GaugeMetricFamily(
             "magnetar_client_connections", "connections that are open", value=self._connections()
+        )
+        yield GaugeMetricFamily(
+            "magnetar_client_throttled_connections",
+            "connections that a broker does not read because of a rate of publishing",
+            value=self._throttled(),
         )
         yield CounterMetricFamily(
             "magnetar_client_reconnects",

@@ -72,7 +72,7 @@ class Connections:
         self.chance = chance or SystemRandom()
         self.clock = clock or SystemClock()
         self.interceptors = Interceptors(settings.interceptors)
-        self.metrics = ClientMetrics(lambda: self.count)
+        self.metrics = ClientMetrics(lambda: self.count, lambda: self.throttled_count)
         self._connect = connect
         self._tls: SSLContext | None = None
         self._open: dict[_Place, BrokerConnection] = {}
@@ -87,6 +87,13 @@ class Connections:
     def count(self) -> int:
         """How many connections are open."""
         return sum(each.failure is None for each in self._open.values())
+
+    @property
+    def throttled_count(self) -> int:
+        """How many of them a broker does not read because of a rate of publishing."""
+        # A copy: a scrape runs in another thread than the one that adds connections.
+        present = list(self._open.values())
+        return sum(each.failure is None and each.throttling.rate is not None for each in present)
 
     def backoff(self) -> Backoff:
         """The pauses for one thing that is tried again and again."""

@@ -193,7 +193,8 @@ class MessageSender:
                 await limit.take(units)
         except TimeoutError as error:
             text = f"{self._pending.name}: no room for a message within {seconds} s"
-            raise ProducerQueueFull(self._with_cause(text)) from error
+            since = self._loop.time() - self._send_timeout
+            raise ProducerQueueFull(self._with_cause(text, since)) from error
 
     def _give_up_late(self) -> None:
         """The oldest message may be too late."""
@@ -204,12 +205,15 @@ class MessageSender:
         )
         if late:
             text = f"{pending.name}: no receipt within {self._send_timeout} s"
-            pending.failed(late, SendTimedOut(self._with_cause(text)))
+            since = late[0].due_at - self._send_timeout
+            pending.failed(late, SendTimedOut(self._with_cause(text, since)))
             # Settled first: segments then see which of their entries nobody waits for.
             self._segments.gave_up()
 
-    def _with_cause(self, text: str) -> str:
-        cause = self._segments.trouble()
+    def _with_cause(self, text: str, since: float) -> str:
+        # A rate goes first: what a producer meets while it waits for one follows from that.
+        rate = self._segments.throttled_since(since)
+        cause = self._segments.trouble() if rate is None else f"throttled by {rate}"
         return f"{text}: {cause}" if cause else text
 
     # --- the transactions' side

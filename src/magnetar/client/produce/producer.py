@@ -67,6 +67,11 @@ class Producer(Generic[Value]):
         """How many messages have no receipt."""
         return self._core.pending.room.taken
 
+    @property
+    def throttled(self) -> str | None:
+        """The rate of publishing that its sends wait for now, as the broker says; None: none."""
+        return self._core.segments.throttled_since()
+
     # --- sending
 
     async def send(

@@ -27,6 +27,7 @@ from typing import Any, Final
 from magnetar.client.connection.connection import PRODUCER, BrokerConnection
 from magnetar.client.connection.pool import Connections
 from magnetar.client.connection.server_errors import may_open, refusal
+from magnetar.client.connection.throttling import Throttling
 from magnetar.client.message.batch import PayloadCipher
 from magnetar.client.message.message import AnyMessageId
 from magnetar.client.produce.outbox import Outbox, Pending, PendingSend
@@ -153,6 +154,7 @@ class SegmentProducer:
         self._timer: asyncio.Handle | None = None
         # The present connection, and what became of it: set by what the broker says, read by `run`.
         self._open: tuple[BrokerConnection, int] | None = None
+        self._throttling = Throttling()
         self._opening: asyncio.Task[pb.CommandProducerSuccess] | None = None
         self._is_pumping = False
         self._is_ending = False
@@ -172,6 +174,11 @@ class SegmentProducer:
     def takes_messages(self) -> bool:
         """Whether what is offered is sent from here."""
         return not self._is_ending and not self.is_terminated
+
+    @property
+    def throttling(self) -> Throttling:
+        """The rates that its present or last connection waits for."""
+        return self._throttling
 
     @property
     def _goes_on(self) -> bool:
@@ -363,6 +370,7 @@ class SegmentProducer:
         if self._is_ending:
             return
         number = connection.register(PRODUCER, self)
+        self._throttling = connection.throttling
         self._trouble = None
         self._closed_by_broker = False
         self._is_append_refused = False

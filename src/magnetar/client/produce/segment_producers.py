@@ -178,6 +178,12 @@ class SegmentProducers(Service):
         failures = (each.failure for each in self._producers.values())
         return next((each for each in failures if each is not None), None)
 
+    def throttled_since(self, moment: float | None = None) -> str | None:
+        """The rate of publishing that has held sends back since a moment, or does so now."""
+        found = [each.throttling for each in self._producers.values()]
+        rates = (each.rate if moment is None else each.rate_since(moment) for each in found)
+        return next((each for each in rates if each is not None), None)
+
     def _again(self, message: Pending) -> Segment:
         """The segment of a message that had one before."""
         # Keys, and partitions, are routed as at first. A message without a key stays in the part of

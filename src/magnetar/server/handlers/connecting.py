@@ -50,6 +50,7 @@ def connect(session: Session, body: pb.CommandConnect) -> None:
     software = body.client_version[:_CLIENT_VERSION_MAX]
     session.client = ClientSoftware(software, body.protocol_version)
     session.keeps_transactions = body.feature_flags.supports_transactions_over_layouts
+    session.hears_throttles = body.feature_flags.supports_publish_throttled
     # From here on the state machine lets other commands through.
     session.wire.open()
     session.write(
