@@ -644,6 +644,11 @@ class Subscription:
 
     # --- the end
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody can use it any more, or it is about to be so."""
+        return self._closing
+
     async def close(self, error: MagnetarError | None = None) -> None:
         """Stop dispatching, stop every consumer (`error` tells them why), write the cursor."""
         self._closing = True

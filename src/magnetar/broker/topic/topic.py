@@ -433,7 +433,14 @@ class Topic:
         """Remove a subscription; refused while consumers other than `by` are connected."""
         self._check_open()
         subscription = self.subscriptions.get(name)
-        await self._subscriptions.delete(name, by=by, force=force)
+        try:
+            await self._subscriptions.delete(name, by=by, force=force)
+        except BaseException:
+            # Half-way: nobody can use it any more, and only the next load finds what is left of it.
+            if subscription is not None and subscription.is_closed and not self.closing:
+                text = f"{self.name}: the deletion of subscription {name} was not finished"
+                self._lose(ServiceNotReady(text))
+            raise
         if subscription is not None:
             self._ends.unwatch(subscription)
 

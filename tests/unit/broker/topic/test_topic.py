@@ -26,6 +26,7 @@ from magnetar.errors import (
     ConsumerBusy,
     DiskFailed,
     IncompatibleSchema,
+    MagnetarError,
     ManagedLedgerFenced,
     MetadataError,
     NotAllowed,
@@ -38,6 +39,7 @@ from magnetar.errors import (
 )
 from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.managed_ledger.managed_ledger import EARLIEST
+from magnetar.metadata.memory import MemoryStore
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.limits import Limits
@@ -46,6 +48,7 @@ from magnetar.wire.messages import Send, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.broker.world import (
     EPOCH_MS,
+    NAME,
     World,
     consumer,
     due,
@@ -530,6 +533,31 @@ def test_subscriptions_are_created_found_and_removed() -> None:
             await topic.delete_subscription("s")
         assert topic.ledger.cursor_names() == ["t"]
         await topic.close()
+
+    in_world(scenario)
+
+
+def test_a_deletion_that_stops_half_way_leaves_a_whole_subscription_or_none() -> None:
+    async def scenario(world: World) -> None:
+        parts = world.parts()
+        topics = await world.topics(parts)
+        topic = await topics.get(NAME)
+        assert isinstance(topic, Topic)
+        await topic.subscription(consumer("s"))
+        assert isinstance(parts.metadata, MemoryStore)
+        world.metadata.cut(parts.metadata)
+        with pytest.raises(MagnetarError):
+            await topic.delete_subscription("s", force=True)
+        world.metadata.heal(parts.metadata)
+
+        again = await topics.get(NAME)
+        assert again is not topic
+        assert isinstance(again, Topic)
+        subscription = await again.subscription(consumer("s"))
+        assert subscription.cursor.failure is None
+        await again.delete_subscription("s", force=True)
+        assert not again.subscriptions
+        await topics.stop()
 
     in_world(scenario)
 
