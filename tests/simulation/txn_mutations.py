@@ -12,9 +12,12 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from harness.simulation.txn.expiry import STAY_GONE
 from harness.simulation.txn.run import Course
 from harness.simulation.txn.truth import place_of
+from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.subscribe.pending_ack_messages import PendingAckMessages
+from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.subscribe.txn_acks import TransactionalAcks
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.transactions import TopicTransactions, Waiting
@@ -460,6 +463,15 @@ async def _poll(self: TopicTransactions, moved: object, subscriptions: Waiting) 
 SHORT: Final = {"txn_retention_seconds": 1.0, "txn_collect_seconds": 0.5}
 BUFFER: Final = MetadataTransactionBuffer
 
+
+async def _expire_all(self: Subscription, seconds: float) -> None:
+    self._ack_through(self._topic.ledger.last_position())
+
+
+async def _expire_what_nobody_holds(self: Subscription, seconds: float) -> None:
+    self._held.ack_through(Ack(self._topic.max_read_position()))
+
+
 MUTATIONS: Final[dict[str, Mutation]] = {
     "the pin is awaited before the append": Mutation(
         set_method(BUFFER, "_pin", _pin_later), (names.PIN_BEFORE_ENTRY,), Course(hosts=2)
@@ -635,5 +647,13 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         set_method(TopicTransactions, "_follow_moves", _poll),
         (names.NO_POLL,),
         Course(hosts=1),
+    ),
+    "nothing expires above an open transaction": Mutation(
+        set_method(Subscription, "expire", _expire_all), (names.GATE,), Course(expires=True)
+    ),
+    "what a transaction holds expires all the same": Mutation(
+        set_method(Subscription, "expire", _expire_what_nobody_holds),
+        (STAY_GONE,),
+        Course(expires=True),
     ),
 }
