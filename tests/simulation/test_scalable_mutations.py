@@ -16,9 +16,12 @@ from msgspec.structs import replace
 
 from harness.simulation.scalable.run import simulate_scalable
 from magnetar.broker.api import SubscribeRequest
+from magnetar.broker.dispatch.delay_rule import DelayRule
+from magnetar.broker.dispatch.delayed_index import DelayedIndex
 from magnetar.broker.publish.lineage import Lineage
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.topic import Topic
+from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER, Segment, SegmentLayout
 from magnetar.scalable.groups import assignment, group_records, sessions
@@ -191,3 +194,25 @@ def test_members_that_are_detached_by_former_connections_are_caught(
     # A session that sees that it is taken for lost attaches again: two rules for one promise.
     monkeypatch.setattr(ConsumerSession, "_must_write", content)
     _is_caught(monkeypatch, "takes them for lost", first=16)
+
+
+# --- times of delivery
+
+
+def test_messages_that_are_forgotten_while_they_wait_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DelayedIndex, "add", lambda *_: None)
+    _is_caught(monkeypatch, "no rest", first=1)
+
+
+def test_messages_before_their_time_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    first_due = DelayedIndex.first_due
+
+    def two_seconds_early(
+        index: DelayedIndex, count: int, now_ms: int, rule: DelayRule
+    ) -> list[Position]:
+        return first_due(index, count, now_ms + 2000, rule)
+
+    monkeypatch.setattr(DelayedIndex, "first_due", two_seconds_early)
+    _is_caught(monkeypatch, "before its time", first=1)

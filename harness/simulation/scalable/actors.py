@@ -37,8 +37,9 @@ from harness.simulation.scalable.history import (
     Subscribed,
 )
 from harness.simulation.scalable.links import CLIENT_ERRORS, Links
-from harness.simulation.scalable.producer import ScalableProducer
+from harness.simulation.scalable.producer import ScalableProducer, Timing
 from harness.simulation.scalable.world import ANY_HOST, PORT, ScalableWorld
+from harness.simulation.seeds import EPOCH_MS
 from magnetar.errors import DeadlineExceeded, InvariantBroken
 from magnetar.testing.virtual.network import End, ProtocolT
 
@@ -48,6 +49,9 @@ STALL_SECONDS: Final = 400.0
 _RECEIVE_SECONDS: Final = 0.3
 _ANSWER_SECONDS: Final = 10.0
 _KEYS: Final = 12
+_DELAYS: Final = (None, None, 0.5, 1.5, 3.0, 8.0, 30.0)
+_TICK_SECONDS: Final = 1.0
+"""Of brokers without settings."""
 _HELD_MAX: Final = 20
 
 _Message = tuple[str, int]
@@ -125,6 +129,17 @@ class Stage:
     """Everything has come to rest: clients leave."""
     members: set[str] = field(default_factory=set)
     """The stream consumers that are there now."""
+    delays: Random | None = None
+    """Draws times of delivery; None: all messages are for now."""
+
+    def timing(self) -> Timing | None:
+        """The time of delivery of a new message, if it has one."""
+        delay = None if self.delays is None else self.delays.choice(_DELAYS)
+        if delay is None:
+            return None
+        deliver_at = self.world.now() + delay
+        # Not strict: up to a tick before it. Times are rounded to milliseconds, as clocks are.
+        return Timing(EPOCH_MS + round(deliver_at * 1000), deliver_at - _TICK_SECONDS - 0.002)
 
 
 class ClientPlace:
@@ -164,7 +179,8 @@ async def produce(stage: Stage, random: Random, name: str) -> None:
         pace = random.choice((5, 20, 60))
         while not stage.world.ending:
             await asyncio.sleep(random.expovariate(pace))
-            await producer.send(f"k{random.randrange(_KEYS)}", random.randbytes(20))
+            key, payload = f"k{random.randrange(_KEYS)}", random.randbytes(20)
+            await producer.send(key, payload, timing=stage.timing())
         await producer.flush()
         await producer.stop()
 

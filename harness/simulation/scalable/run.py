@@ -45,6 +45,7 @@ from magnetar.scalable.records import GroupRecord
 
 TOPIC: Final = TopicName.parse("topic://public/default/orders")
 
+_DELAYING: Final = 0.3
 _HOSTS: Final = "abc"
 _REST_SECONDS: Final = 400.0
 _END_SECONDS: Final = 200.0
@@ -65,6 +66,10 @@ class ScalableRun:
         self._session_seconds = self._random.choice((2.0, 5.0))
         self._world = ScalableWorld(seed, self.findings, _limits(self._random))
         self._stage = Stage(self._world, Recorder(self._world), str(TOPIC))
+        # Drawn apart: seeds without delays are what they were before there were any.
+        delays = Random(f"delays {seed}")
+        if delays.random() < _DELAYING:
+            self._stage.delays = delays
 
     def go(self) -> Report:
         watched(self._main(), self.findings, ServiceBugs(self.findings, is_alive))

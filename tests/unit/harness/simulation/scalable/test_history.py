@@ -303,3 +303,24 @@ def test_only_a_checkpoint_that_was_taken_can_be_restored() -> None:
 
 def test_a_durable_subscription_has_no_checkpoints() -> None:
     _only([Subscribed("s", Kind.QUEUE), Checkpointed("s", "c", START)], "keeps acknowledgements")
+
+
+def _timed(sent_at: float, kind: Kind) -> list[Event]:
+    """One message with a time of delivery, and when it was given."""
+    return [
+        Subscribed("s", kind),
+        _seen(ONE),
+        Published("p", 0, LOW, not_before=10.0),
+        Receipted("p", 0),
+        replace(_given(0, 0), sent_at=sent_at),
+    ]
+
+
+def test_a_queue_is_given_nothing_before_its_time() -> None:
+    assert violations(_timed(10.0, Kind.QUEUE)) == []
+    (found,) = violations(_timed(9.5, Kind.QUEUE))
+    assert "0.500 s before its time" in found
+
+
+def test_a_stream_is_given_all_at_once() -> None:
+    assert violations(_timed(1.0, Kind.STREAM)) == []
