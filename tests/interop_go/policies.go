@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/apache/pulsar-client-go/pulsar"
@@ -20,7 +21,7 @@ import (
 
 // call is for what the admin client has no function for.
 func (s *stage) call(method, path, body string) {
-	request, err := http.NewRequest(method, s.adminURL+"/admin/v2/"+path, bytes.NewReader([]byte(body)))
+	request, err := http.NewRequest(method, s.adminURL+"/admin/v2/"+path, strings.NewReader(body))
 	must(err)
 	request.Header.Set("Content-Type", "application/json")
 	answer, err := http.DefaultClient.Do(request)
@@ -87,7 +88,8 @@ func expiry(s *stage) {
 	must(admin.Subscriptions().ExpireMessages(name, "s", 1))
 	stats, err := admin.Topics().GetStats(name)
 	must(err)
-	expect(stats.Subscriptions["s"].MsgBacklog == 1, "%d are left", stats.Subscriptions["s"].MsgBacklog)
+	left := stats.Subscriptions["s"].MsgBacklog
+	expect(left == 1, "%d are left", left)
 	equal(take(subscribe(client, shared), 1), []string{"young"}, "what is left")
 	must(admin.Topics().SetMessageTTL(name, 60))
 	seconds, err := admin.Topics().GetMessageTTL(name)
