@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -86,10 +87,16 @@ func expiry(s *stage) {
 	time.Sleep(1100 * time.Millisecond)
 	send(to, pulsar.ProducerMessage{Payload: []byte("young")})
 	must(admin.Subscriptions().ExpireMessages(name, "s", 1))
-	stats, err := admin.Topics().GetStats(name)
-	must(err)
-	left := stats.Subscriptions["s"].MsgBacklog
-	expect(left == 1, "%d are left", left)
+	// Pulsar answers before it is done.
+	for began := time.Now(); ; time.Sleep(soon) {
+		stats, err := admin.Topics().GetStats(name)
+		must(err)
+		left := stats.Subscriptions["s"].MsgBacklog
+		if left == 1 {
+			break
+		}
+		expect(time.Since(began) < patience, "%d are left", left)
+	}
 	equal(take(subscribe(client, shared), 1), []string{"young"}, "what is left")
 	must(admin.Topics().SetMessageTTL(name, 60))
 	seconds, err := admin.Topics().GetMessageTTL(name)
@@ -147,8 +154,13 @@ func quotaEviction(s *stage) {
 	s.setQuota(topic, s.storageSize(topic)*10/18, utils.ConsumerBacklogEviction)
 	s.checkQuotas()
 	sendAll(to, nil, []string{"goes on"})
-	// Nine tenths of the quota are just below half of it.
-	equal(take(consumer(client, topic), 10), append(texts("m", 20)[11:], "goes on"), "the rest")
+	// Nine tenths of the quota are just below half of all: ten messages are a little too many for
+	// that, and Pulsar keeps them all the same.
+	from, all := consumer(client, topic), append(texts("m", 20), "goes on")
+	first := take(from, 1)
+	kept := len(all) - slices.Index(all, first[0])
+	expect(kept == 10 || kept == 11, "%d are kept", kept)
+	equal(append(first, take(from, kept-1)...), all[len(all)-kept:], "the rest")
 }
 
 func (s *stage) storageSize(topic string) int64 {

@@ -36,6 +36,6 @@ final class Encryption implements Scenario {
                         message -> queue.acknowledge(message.id()));
             }
         }
-        server.refusesProducer("encrypted messages only", own.topic());
+        server.refusesProducer("ncrypt", own.topic());
     }
 }

@@ -75,7 +75,11 @@ final class Quotas implements Scenario {
             exceed(server, topic, quota, "consumer_backlog_eviction");
             producer.send("goes on");
             try (Consumer<String> consumer = consumer(server, topic)) {
-                take(consumer, values.subList(COUNT / 2 + 1, COUNT));
+                String first = consumer.receive().getValue();
+                // One that is a little too many is kept by Pulsar.
+                int kept = COUNT - values.indexOf(first);
+                Expect.that(kept == COUNT / 2 - 1 || kept == COUNT / 2, kept + " are kept");
+                take(consumer, values.subList(COUNT - kept + 1, COUNT));
                 take(consumer, List.of("goes on"));
             }
         }
