@@ -36,6 +36,7 @@ from magnetar.scalable.records import (
     LayoutChange,
     ScalableRecord,
     drained_key,
+    segment_topic,
 )
 from magnetar.scalable.service import ScalableTopics
 from tests.simulation.search import hinted
@@ -80,7 +81,7 @@ def test_children_that_are_shown_before_their_parents_are_sealed_are_caught(
         return shown
 
     monkeypatch.setattr(LayoutChanges, "_seal", shown_first)
-    _is_caught(monkeypatch, "were not delivered", first=7)
+    _is_caught(monkeypatch, "were not delivered", first=6)
 
 
 def test_children_without_cursors_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +131,7 @@ def test_layouts_that_change_without_a_new_epoch_are_caught(
         return replace(after, layout=replace(after.layout, epoch=record.layout.epoch))
 
     monkeypatch.setattr(changes, "sealed", at_the_same_epoch)
-    _is_caught(monkeypatch, "two different layouts", first=7)
+    _is_caught(monkeypatch, "two different layouts", first=2)
 
 
 def test_subscriptions_that_are_not_recorded_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +170,7 @@ def test_marks_before_the_acknowledgements_are_durable_are_caught(
         await self._store.change(key, DrainedRecord, lambda _: wanted)
 
     monkeypatch.setattr(Drains, "_judge", at_once)
-    _is_caught(monkeypatch, "after the durable acknowledgement of", delay, first=7)
+    _is_caught(monkeypatch, "after the durable acknowledgement of", delay, first=1)
 
 
 def test_members_that_are_detached_by_former_connections_are_caught(
@@ -193,7 +194,7 @@ def test_members_that_are_detached_by_former_connections_are_caught(
     monkeypatch.setattr(sessions, "detached", by_name)
     # A session that sees that it is taken for lost attaches again: two rules for one promise.
     monkeypatch.setattr(ConsumerSession, "_must_write", content)
-    _is_caught(monkeypatch, "takes them for lost", first=16)
+    _is_caught(monkeypatch, "takes them for lost", first=27)
 
 
 # --- times of delivery
@@ -216,3 +217,18 @@ def test_messages_before_their_time_are_caught(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(DelayedIndex, "first_due", two_seconds_early)
     _is_caught(monkeypatch, "before its time", first=1)
+
+
+# --- expiry
+
+
+def test_expiry_that_leaves_out_sealed_segments_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def of_active_ones(
+        self: ScalableTopics, topic: TopicName, name: str, seconds: int
+    ) -> None:
+        layout = await self._layout_with(topic, name)
+        for segment in layout.active:
+            await self.host.expire(segment_topic(topic, segment), name, seconds)
+
+    monkeypatch.setattr(ScalableTopics, "expire", of_active_ones)
+    _is_caught(monkeypatch, "after its durable acknowledgement", first=3)

@@ -2,7 +2,8 @@
 
 Owns: `Recorder`, which takes what clients tell (`scalable_history`) and knows what is still to
 come; `ClientPlace`, the process of one client, which can be killed; and the actors: `produce`,
-`stream`, `queue` and `checkpoint`, coroutines that live through all that happens to brokers.
+`stream`, `queue`, `checkpoint` and `expire`, coroutines that live through all that happens to
+brokers.
 
 Invariants:
 1. Everything random comes from the actor's own `Random`, made from the seed and its name.
@@ -31,6 +32,8 @@ from harness.simulation.scalable.history import (
     AckDurable,
     Delivered,
     Event,
+    Expiring,
+    ExpiryOver,
     Kind,
     Published,
     Receipted,
@@ -40,7 +43,8 @@ from harness.simulation.scalable.links import CLIENT_ERRORS, Links
 from harness.simulation.scalable.producer import ScalableProducer, Timing
 from harness.simulation.scalable.world import ANY_HOST, PORT, ScalableWorld
 from harness.simulation.seeds import EPOCH_MS
-from magnetar.errors import DeadlineExceeded, InvariantBroken
+from magnetar.errors import DeadlineExceeded, InvariantBroken, MagnetarError
+from magnetar.model.names import TopicName
 from magnetar.testing.virtual.network import End, ProtocolT
 
 STALL_SECONDS: Final = 400.0
@@ -82,6 +86,8 @@ class Recorder:
             case Subscribed(subscription, kind, earliest):
                 self._first.setdefault(subscription, (self._world.now(), kind))
                 self._began.setdefault(subscription, -1 if earliest else index)
+            case ExpiryOver(subscription):
+                self._began[subscription] = index
             case Delivered(subscription, _, producer, sequence):
                 self._given[subscription].add((producer, sequence))
             case _:
@@ -258,6 +264,30 @@ async def queue(
             if await _started(stage, consumer.start, name):
                 await _Consuming(stage, random, consumer, consumer.ack).go()
             await _left(stage, random, place, consumer.stop)
+
+
+async def expire(stage: Stage, random: Random, subscription: str) -> None:
+    """An operator lets all that a subscription has expire, now and then; messages are old."""
+    world, record = stage.world, stage.recorder.record
+    topic = TopicName.parse(stage.topic)
+    while not world.ending:
+        await asyncio.sleep(random.expovariate(0.5))
+        if not world.ready or subscription not in stage.recorder.subscriptions:
+            continue
+        host = random.choice(world.ready)
+        record(Expiring(subscription))
+        done = False
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await host.ask(
+                    lambda server: server.context.scalable.expire(topic, subscription, 1)
+                )
+            done = True
+        except TimeoutError:
+            world.note("expiry: no answer")
+        except MagnetarError as error:
+            world.note(f"expiry: {error.name}: {error}")
+        record(ExpiryOver(subscription, done))
 
 
 async def checkpoint(

@@ -15,7 +15,9 @@ The promises:
    a checkpoint consumer is given exactly what follows the checkpoint it was restored from.
 7. Time: a queue is given nothing before its time of delivery; stream and checkpoint consumers get
    it at once, for order comes first.
-8. Storage: a message has one place, in a segment of its key, and is one that was published.
+8. Expiry: what had its receipt before all was let expire is not delivered once that is durable;
+   what is sent afterwards is.
+9. Storage: a message has one place, in a segment of its key, and is one that was published.
 
 Relies on: one list of events, and in it each event at the moment at which its client learned of it
 (`Published` and `AckSent` before the first byte is sent). One publisher name is one producer with
@@ -130,6 +132,21 @@ class Restored:
     checkpoint: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Expiring:
+    """All that is there for a subscription is about to expire."""
+
+    subscription: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryOver:
+    """It has expired, durably; or, not `done`, some of it may have."""
+
+    subscription: str
+    done: bool
+
+
 Event: TypeAlias = (
     Published
     | Receipted
@@ -140,6 +157,8 @@ Event: TypeAlias = (
     | AckDurable
     | Checkpointed
     | Restored
+    | Expiring
+    | ExpiryOver
 )
 
 
@@ -157,6 +176,8 @@ def violations(events: Sequence[Event], *, drained: bool = True) -> list[str]:
         if isinstance(event, Subscribed):
             made = _ordered_or_queue(event.kind)
             subscriptions.setdefault(event.subscription, made(facts, event, index))
+        elif isinstance(event, Expiring | ExpiryOver):
+            subscriptions[event.subscription].expire(event, index)
         elif isinstance(event, Delivered | AckSent | AckDurable | Checkpointed | Restored):
             found = subscriptions.get(event.subscription)
             if found is None:
@@ -348,6 +369,7 @@ class _Subscription:
         self._given: set[_Message] = set()
         self._ack_sent: set[_Message] = set()
         self._acked: set[_Message] = set()
+        self._expiring: set[_Message] = set()
 
     def take(self, event: Delivered | AckSent | AckDurable | Checkpointed | Restored) -> None:
         match event:
@@ -362,6 +384,17 @@ class _Subscription:
                 self._durable(_Message(producer, sequence))
             case Checkpointed() | Restored():
                 self._broken("a checkpoint of a subscription that keeps acknowledgements")
+
+    def expire(self, event: Expiring | ExpiryOver, index: int) -> None:
+        """What had its receipt before does not come again; what was sent meanwhile may be gone."""
+        if isinstance(event, Expiring):
+            self._expiring = {
+                message for message, since in self._facts.receipted.items() if since < index
+            }
+            return
+        self._began = index
+        if event.done:
+            self._acked |= self._expiring
 
     def check_nothing_lost(self) -> None:
         lost = [
