@@ -493,7 +493,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         Course(hosts=1),
     ),
     "sends inside a transaction are deduplicated": Mutation(
-        set_method(TxnRuns, "judge", _store_always), (names.ALL_OR_NOTHING,), first=9
+        set_method(TxnRuns, "judge", _store_always), (names.ALL_OR_NOTHING,), first=10
     ),
     "an abort covers what is in flight": Mutation(
         _aborted_up_to_what_is_durable, (names.ABORTED_STAYS_KNOWN,), first=24
@@ -553,13 +553,13 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _all(_pins_not_adopted, _pins_go_at_once),
         (names.ABORTED_STAYS_KNOWN, names.GC_NEVER_FORCES, names.READ_COMMITTED),
         Course(hosts=3, troubles=("usurp", "weather")),
-        first=44,
+        first=17,
     ),
     "the cursor is fenced before it is read": Mutation(
         _cursor_before_fence,
         (names.INTENTS_OUTLIVE_CURSOR, names.ALL_OR_NOTHING),
         Course(hosts=2, troubles=("usurp", "unload")),
-        first=10,
+        first=3,
     ),
     "intents are deleted after the cursor is durable": Mutation(
         set_method(MetadataPendingAckStore, "settle", _delete_at_once),
@@ -581,7 +581,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _all(set_method(TxnStore, "delete_ops", _delete_anything), _pins_go_at_once),
         (names.ABORTED_STAYS_KNOWN, names.GC_NEVER_FORCES),
         Course(hosts=3, troubles=("usurp",)),
-        first=0,
+        first=22,
     ),
     "the aborted record is a maximum": Mutation(
         set_method(TxnStore, "write_aborted", _last_writer_wins),
@@ -655,5 +655,6 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         set_method(Subscription, "expire", _expire_what_nobody_holds),
         (STAY_GONE,),
         Course(expires=True),
+        first=2,
     ),
 }
