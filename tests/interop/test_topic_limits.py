@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pulsar  # type: ignore[import-untyped]
@@ -47,3 +48,19 @@ def test_types_and_numbers_of_subscriptions(client: Any, server: ServerProcess, 
     limit(server, topic, "maxSubscriptionsPerTopic", 1)
     with pytest.raises(pulsar.NotAllowedError):
         client.subscribe(topic, "another", shared)
+
+
+def test_a_consumer_that_comes_too_often_is_refused(
+    new_client: Callable[[ServerProcess], Any], server: ServerProcess, topic: str
+) -> None:
+    def come(name: str) -> None:
+        # Of each client it is the first consumer, and so the same one to the server.
+        new_client(server).subscribe(topic, "sub", consumer_name=name).close()
+
+    come("often")
+    rate = {"subscribeThrottlingRatePerConsumer": 1, "ratePeriodInSecond": 60}
+    limit(server, topic, "subscribeRate", rate)
+    come("often")
+    with pytest.raises(pulsar.NotAllowedError):
+        come("often")
+    come("once")

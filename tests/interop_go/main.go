@@ -42,6 +42,16 @@ var scenarios = map[string]func(*stage){
 	"admin":           adminClient,
 	"over-http":       overHTTP,
 	"restart-produce": restartProduce,
+	// policies
+	"delays":          delays,
+	"expiry":          expiry,
+	"quota-hold":      quotaHold,
+	"quota-exception": quotaException,
+	"quota-eviction":  quotaEviction,
+	"limits":          limits,
+	"subscribe-rate":  subscribeRate,
+	"message-size":    messageSize,
+	"encryption":      encryption,
 	// transactions
 	"txn-commit":     txnCommit,
 	"txn-abort":      txnAbort,

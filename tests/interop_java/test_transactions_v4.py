@@ -1,4 +1,4 @@
-"""Transactions and schemas of the official Java client of version 4, against our server."""
+"""Transactions, schemas and policies with the official Java client of version 4."""
 
 from __future__ import annotations
 

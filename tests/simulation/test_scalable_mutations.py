@@ -16,9 +16,12 @@ from msgspec.structs import replace
 
 from harness.simulation.scalable.run import simulate_scalable
 from magnetar.broker.api import SubscribeRequest
+from magnetar.broker.dispatch.delay_rule import DelayRule
+from magnetar.broker.dispatch.delayed_index import DelayedIndex
 from magnetar.broker.publish.lineage import Lineage
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.topic import Topic
+from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER, Segment, SegmentLayout
 from magnetar.scalable.groups import assignment, group_records, sessions
@@ -33,6 +36,7 @@ from magnetar.scalable.records import (
     LayoutChange,
     ScalableRecord,
     drained_key,
+    segment_topic,
 )
 from magnetar.scalable.service import ScalableTopics
 from tests.simulation.search import hinted
@@ -77,7 +81,7 @@ def test_children_that_are_shown_before_their_parents_are_sealed_are_caught(
         return shown
 
     monkeypatch.setattr(LayoutChanges, "_seal", shown_first)
-    _is_caught(monkeypatch, "were not delivered", first=7)
+    _is_caught(monkeypatch, "were not delivered", first=6)
 
 
 def test_children_without_cursors_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +131,7 @@ def test_layouts_that_change_without_a_new_epoch_are_caught(
         return replace(after, layout=replace(after.layout, epoch=record.layout.epoch))
 
     monkeypatch.setattr(changes, "sealed", at_the_same_epoch)
-    _is_caught(monkeypatch, "two different layouts", first=7)
+    _is_caught(monkeypatch, "two different layouts", first=2)
 
 
 def test_subscriptions_that_are_not_recorded_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +170,7 @@ def test_marks_before_the_acknowledgements_are_durable_are_caught(
         await self._store.change(key, DrainedRecord, lambda _: wanted)
 
     monkeypatch.setattr(Drains, "_judge", at_once)
-    _is_caught(monkeypatch, "after the durable acknowledgement of", delay, first=7)
+    _is_caught(monkeypatch, "after the durable acknowledgement of", delay, first=1)
 
 
 def test_members_that_are_detached_by_former_connections_are_caught(
@@ -190,4 +194,41 @@ def test_members_that_are_detached_by_former_connections_are_caught(
     monkeypatch.setattr(sessions, "detached", by_name)
     # A session that sees that it is taken for lost attaches again: two rules for one promise.
     monkeypatch.setattr(ConsumerSession, "_must_write", content)
-    _is_caught(monkeypatch, "takes them for lost", first=16)
+    _is_caught(monkeypatch, "takes them for lost", first=27)
+
+
+# --- times of delivery
+
+
+def test_messages_that_are_forgotten_while_they_wait_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DelayedIndex, "add", lambda *_: None)
+    _is_caught(monkeypatch, "no rest", first=1)
+
+
+def test_messages_before_their_time_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    first_due = DelayedIndex.first_due
+
+    def two_seconds_early(
+        index: DelayedIndex, count: int, now_ms: int, rule: DelayRule
+    ) -> list[Position]:
+        return first_due(index, count, now_ms + 2000, rule)
+
+    monkeypatch.setattr(DelayedIndex, "first_due", two_seconds_early)
+    _is_caught(monkeypatch, "before its time", first=1)
+
+
+# --- expiry
+
+
+def test_expiry_that_leaves_out_sealed_segments_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def of_active_ones(
+        self: ScalableTopics, topic: TopicName, name: str, seconds: int
+    ) -> None:
+        layout = await self._layout_with(topic, name)
+        for segment in layout.active:
+            await self.host.expire(segment_topic(topic, segment), name, seconds)
+
+    monkeypatch.setattr(ScalableTopics, "expire", of_active_ones)
+    _is_caught(monkeypatch, "after its durable acknowledgement", first=3)

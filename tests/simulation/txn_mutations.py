@@ -12,9 +12,12 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from harness.simulation.txn.expiry import STAY_GONE
 from harness.simulation.txn.run import Course
 from harness.simulation.txn.truth import place_of
+from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.subscribe.pending_ack_messages import PendingAckMessages
+from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.subscribe.txn_acks import TransactionalAcks
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.transactions import TopicTransactions, Waiting
@@ -460,6 +463,15 @@ async def _poll(self: TopicTransactions, moved: object, subscriptions: Waiting) 
 SHORT: Final = {"txn_retention_seconds": 1.0, "txn_collect_seconds": 0.5}
 BUFFER: Final = MetadataTransactionBuffer
 
+
+async def _expire_all(self: Subscription, seconds: float) -> None:
+    self._ack_through(self._topic.ledger.last_position())
+
+
+async def _expire_what_nobody_holds(self: Subscription, seconds: float) -> None:
+    self._held.ack_through(Ack(self._topic.max_read_position()))
+
+
 MUTATIONS: Final[dict[str, Mutation]] = {
     "the pin is awaited before the append": Mutation(
         set_method(BUFFER, "_pin", _pin_later), (names.PIN_BEFORE_ENTRY,), Course(hosts=2)
@@ -481,7 +493,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         Course(hosts=1),
     ),
     "sends inside a transaction are deduplicated": Mutation(
-        set_method(TxnRuns, "judge", _store_always), (names.ALL_OR_NOTHING,), first=9
+        set_method(TxnRuns, "judge", _store_always), (names.ALL_OR_NOTHING,), first=10
     ),
     "an abort covers what is in flight": Mutation(
         _aborted_up_to_what_is_durable, (names.ABORTED_STAYS_KNOWN,), first=24
@@ -541,13 +553,13 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _all(_pins_not_adopted, _pins_go_at_once),
         (names.ABORTED_STAYS_KNOWN, names.GC_NEVER_FORCES, names.READ_COMMITTED),
         Course(hosts=3, troubles=("usurp", "weather")),
-        first=44,
+        first=17,
     ),
     "the cursor is fenced before it is read": Mutation(
         _cursor_before_fence,
         (names.INTENTS_OUTLIVE_CURSOR, names.ALL_OR_NOTHING),
         Course(hosts=2, troubles=("usurp", "unload")),
-        first=10,
+        first=3,
     ),
     "intents are deleted after the cursor is durable": Mutation(
         set_method(MetadataPendingAckStore, "settle", _delete_at_once),
@@ -569,7 +581,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _all(set_method(TxnStore, "delete_ops", _delete_anything), _pins_go_at_once),
         (names.ABORTED_STAYS_KNOWN, names.GC_NEVER_FORCES),
         Course(hosts=3, troubles=("usurp",)),
-        first=0,
+        first=22,
     ),
     "the aborted record is a maximum": Mutation(
         set_method(TxnStore, "write_aborted", _last_writer_wins),
@@ -635,5 +647,14 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         set_method(TopicTransactions, "_follow_moves", _poll),
         (names.NO_POLL,),
         Course(hosts=1),
+    ),
+    "nothing expires above an open transaction": Mutation(
+        set_method(Subscription, "expire", _expire_all), (names.GATE,), Course(expires=True)
+    ),
+    "what a transaction holds expires all the same": Mutation(
+        set_method(Subscription, "expire", _expire_what_nobody_holds),
+        (STAY_GONE,),
+        Course(expires=True),
+        first=2,
     ),
 }

@@ -29,7 +29,7 @@ from harness.simulation.broker.history import (
 from harness.simulation.broker.world import CLIENT_ERRORS, BrokerWorld, Client
 from harness.simulation.seeds import EPOCH_MS
 from magnetar.broker.topic.topic import Topic
-from magnetar.errors import MagnetarError
+from magnetar.errors import MagnetarError, RequestError
 from magnetar.model.batch_indexes import unacked_of, words_of
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
@@ -50,6 +50,7 @@ _IN_FLIGHT_MAX: Final = 60
 _ANSWER_SECONDS: Final = 120.0
 _WORDS_MAX: Final = 16
 _INT64: Final = 2**64
+_VISITS_MAX: Final = 60
 
 
 # --- producers
@@ -156,15 +157,18 @@ class _Producing:
         deliver_at = self._world.deliver_at(story.topic)
         if deliver_at is not None:
             fields["deliver_at_time"] = EPOCH_MS + round(deliver_at * 1000)
+        now = self._world.now()
+        # By the broker's clock where that counts.
+        epoch_ms = 0 if story.topic.lapses is None else EPOCH_MS
         payload = build_message(
             self._world.payload(random, story.next_sequence),
             producer_name=story.name,
             sequence_id=story.next_sequence,
-            publish_time_ms=round(self._world.now() * 1000),
+            publish_time_ms=epoch_ms + round(now * 1000),
             key=key,
             **fields,
         )
-        return story.prepare(messages, key, payload, deliver_at)
+        return story.prepare(messages, key, payload, deliver_at, now)
 
     def _send(self, sent: Sent) -> None:
         if self._over or self._world.disk.is_stopped or self._client.failure is not None:
@@ -379,6 +383,7 @@ class Consuming:
         single = story.kind.takes_cumulative_acks
         if single or random.random() < 0.3:
             story.subscription.asked_again(None)
+            story.asked_for_all(self._world.now())
             chosen = waiting
             ids: list[Mapping[str, int]] = []
         elif waiting:
@@ -404,7 +409,7 @@ class Consuming:
         self._seeks += 1
         request_id = SEEK_ID + self._seeks
         self._world.note(f"{self.story.name} seeks {target}")
-        subscription.seeking(target)
+        subscription.seeking(target, self._world.now())
         await self._world.ask(
             self._client,
             "SEEK",
@@ -467,6 +472,22 @@ class Consuming:
             self._unsettled[position] = opened
             self.got[position] = opened
             self.arrived.set()
+
+
+async def visit(world: BrokerWorld, random: Random, story: SubscriptionStory) -> None:
+    """Use a subscription for a moment, which may be a new one."""
+    for _ in range(_VISITS_MAX):
+        client = await world.connect()
+        consumer = Consuming(world, random, story, client)
+        try:
+            await consumer.subscribe()
+        except RequestError as error:
+            world.failed(f"a visit to {story.name}", error)
+            await client.close()
+            await asyncio.sleep(1.0)  # a disk that was full has room again
+        else:
+            await consumer.leave()
+            return
 
 
 def _position(message_id: pb.MessageIdData) -> Position:

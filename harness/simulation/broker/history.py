@@ -16,6 +16,8 @@ How surely a message is acknowledged on a subscription:
 
 A mask has a bit for each message of an entry; ALL covers an entry of any size. A seek whose outcome
 is not known weakens both ends: what it would open is not durable, what it would skip not open.
+What may have expired is not open either (`lapses`); what the broker has let go durably counts as
+durably acknowledged, until a seek.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from harness.simulation.broker.lapses import Lapses
 from harness.simulation.storage.history import Findings
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
@@ -34,6 +37,8 @@ ALL: Final = -1
 _SHARING: Final = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 _CLOCK_STEP: Final = 0.002
 """The broker's clock and the times of messages are in milliseconds, each rounded."""
+_UNDER_WAY: Final = 5.0
+"""How long a request may be on its way, unless its connection is silent for good."""
 NOWHERE: Final = Position(-1, -1)
 
 
@@ -52,6 +57,7 @@ class Sent:
     """All that follows the command, unlike that of any other send."""
     deliver_at: float | None = None
     """Not to be delivered before, where consumers share messages."""
+    published_at: float = 0.0
     tries: int = 0
     receipted: bool = False
     positions: list[Position] = field(default_factory=list)
@@ -81,6 +87,8 @@ class TopicStory:
         self.has_delays = False
         self.early = 0.0
         """How much before its time a message may be delivered."""
+        self.lapses: Lapses | None = None
+        """None: nothing expires here."""
         self._findings = findings
         self._sends: dict[bytes, Sent] = {}
 
@@ -107,6 +115,15 @@ class TopicStory:
         else:
             self.stored(position, sent)
         return sent
+
+    def may_lapse(self, position: Position) -> bool:
+        """Whether it may be gone from every subscription."""
+        return self.lapses is not None and self.lapses.may_lapse(position)
+
+    def follow(self, now: float) -> None:
+        """Time has gone on."""
+        if self.lapses is not None:
+            self.lapses.follow(self.at, now)
 
     def log_read(self, log: Sequence[tuple[Position, bytes]]) -> list[Position]:
         """The whole log, read while nobody writes; its positions."""
@@ -158,10 +175,15 @@ class ProducerStory:
         topic.producers.append(self)
 
     def prepare(
-        self, messages: int, key: str, payload: bytes, deliver_at: float | None = None
+        self,
+        messages: int,
+        key: str,
+        payload: bytes,
+        deliver_at: float | None = None,
+        published_at: float = 0.0,
     ) -> Sent:
         """A new send; the next sequence ids are its own."""
-        sent = Sent(self, self.next_sequence, messages, key, payload, deliver_at)
+        sent = Sent(self, self.next_sequence, messages, key, payload, deliver_at, published_at)
         self.next_sequence += messages
         self.topic.add(sent)
         self.sends.append(sent)
@@ -256,6 +278,14 @@ class Ack:
         return ALL if self.cumulative and position < self.position else 0
 
 
+class Gone(NamedTuple):
+    """All up to a position was let go: begun at one moment, durable by another."""
+
+    through: Position
+    begun_at: float
+    durable_at: float
+
+
 class SubscriptionStory:
     """One durable subscription that began at the first entry of its topic."""
 
@@ -279,6 +309,10 @@ class SubscriptionStory:
         self._all_asked_again = 0
         self._first: dict[str, dict[Position, float]] = {}
         self._overtakings: list[tuple[ConsumerStory, float, str]] = []
+        self.last_seek_at = -1.0
+        """When a client asked for a seek last."""
+        self._lapsing = NOWHERE
+        self._gone: list[Gone] = []
         self._findings = findings
         topic.subscriptions.append(self)
 
@@ -297,10 +331,14 @@ class SubscriptionStory:
 
     def ever_acked(self, position: Position) -> int:
         """Whether anybody ever acknowledged it, whatever a seek has undone since."""
-        return ALL if position <= self._ever_through else self._ever.get(position, 0)
+        if position <= self._ever_through or self.may_lapse(position):
+            return ALL
+        return self._ever.get(position, 0)
 
     def open_messages(self, position: Position) -> int:
         """The mask of those that must be delivered."""
+        if self.may_lapse(position):
+            return 0
         if position < max(self._possible_seeks, default=NOWHERE):
             return 0
         acked = ALL if position < self._sought else 0
@@ -313,6 +351,10 @@ class SubscriptionStory:
         if any(position >= each for each in self._possible_seeks):
             return 0
         durable = ALL if position < self._sought and self._sought_at < at else 0
+        for gone in self._gone:
+            if position <= gone.through and gone.durable_at < at:
+                # As with acknowledgements: it may have been on its way.
+                durable = durable if consumer.writing.was_paused(gone.durable_at) else ALL
         for ack in (*self._acks.get(position, ()), *self._cumulative):
             if ack.durable_at is None or ack.durable_at >= at:
                 continue
@@ -321,14 +363,46 @@ class SubscriptionStory:
                 durable |= ack.covers(position)
         return durable
 
+    # --- expiring
+
+    def may_lapse(self, position: Position) -> bool:
+        """Whether it may be gone without anybody's acknowledgement."""
+        return position <= self._lapsing or self.topic.may_lapse(position)
+
+    def lapsing(self, through: Position) -> None:
+        """The broker is about to let go what is there up to an entry, or less."""
+        self._findings.operations += 1
+        self._lapsing = max(self._lapsing, through)
+
+    def lapsed(self, gone: Gone) -> None:
+        """The broker has let all of it go, durably."""
+        self._gone.append(gone)
+
+    def began_anew(self) -> None:
+        """It was deleted, with all that was known of it, and is there again, from the beginning."""
+        self._ever_through = max(self.topic.at, default=NOWHERE)
+        self._possible_seeks.clear()
+        self._sought, self._sought_at = NOWHERE, 0.0
+        self._acks.clear()
+        self._cumulative.clear()
+        self._first.clear()
+        self._gone.clear()
+        self._lapsing = NOWHERE
+
     # --- seeking
 
-    def seeking(self, position: Position) -> None:
+    def seeking(self, position: Position, now: float) -> None:
         """A client is about to ask for a seek: from now on it may have happened."""
+        self.last_seek_at = now
         self._findings.operations += 1
         self._possible_seeks.append(position)
         before = position.previous
         self._ever_through = max(self._ever_through, before)
+
+    @property
+    def is_seeking(self) -> bool:
+        """A seek may be carried out at any time: it was asked for, and never answered."""
+        return bool(self._possible_seeks)
 
     def sought(self, position: Position, at: float) -> None:
         """The broker has answered the seek: who joined before it is out, with its acks."""
@@ -337,6 +411,7 @@ class SubscriptionStory:
         self._cumulative = [ack for ack in self._cumulative if ack.consumer.joined_at >= at]
         for entry, acks in list(self._acks.items()):
             self._acks[entry] = [ack for ack in acks if ack.consumer.joined_at >= at]
+        self._gone = [gone for gone in self._gone if gone.begun_at >= at]
         self._first.clear()
 
     # --- redelivery
@@ -403,6 +478,8 @@ class SubscriptionStory:
     def _note_first(self, consumer: ConsumerStory, key: str, position: Position, at: float) -> None:
         """Key_Shared: for the first time, the entries of a key come in the order of the log."""
         first = self._first.setdefault(key, {})
+        if self.may_lapse(position):
+            return  # it was passed over, and is back: nobody had waited until that was durable
         if position in first:
             first[position] = min(first[position], at)
             return
@@ -420,7 +497,12 @@ class SubscriptionStory:
             if other is consumer or other.kind is not SubscriptionType.KEY_SHARED:
                 continue
             held = other.held.get(key, {})
-            if any(moment < at for each, moment in held.items() if each != position):
+            kept = [
+                since
+                for each, since in held.items()
+                if each != position and not self.may_lapse(each) and not other.may_return(since)
+            ]
+            if any(moment < at for moment in kept):
                 text = f"key {key}: {consumer.name} got {position}, {other.name} has {list(held)}"
                 self._overtakings.append((other, at, text))
 
@@ -489,6 +571,7 @@ class ConsumerStory:
         self._permits = 0
         self._last = NOWHERE
         self._rewinds = 0
+        self._asked_for_all: list[float] = []
 
     @property
     def ended_at(self) -> float | None:
@@ -513,6 +596,14 @@ class ConsumerStory:
         """It asked for a redelivery, or became the active one."""
         self._rewinds += 1
 
+    def asked_for_all(self, now: float) -> None:
+        """Its client is about to ask for everything again."""
+        self._asked_for_all.append(now)
+
+    def may_return(self, since: float) -> bool:
+        """Whether what was written then may have met its client's request for all."""
+        return any(asked <= since <= asked + _UNDER_WAY for asked in self._asked_for_all)
+
     def let_go(self, key: str, position: Position) -> None:
         """Its client is about to acknowledge it or give it back."""
         self.held.get(key, {}).pop(position, None)
@@ -529,6 +620,7 @@ class ConsumerStory:
         if self._permits <= 0:
             subscription.broken(f"{self.name} got {position} without a permit ({self._permits})")
         self._permits -= opened.bit_count()
+        subscription.topic.follow(at)
         self._check_order(position)
         if count > (0 if self.kind.takes_cumulative_acks else subscription.redeliveries(position)):
             subscription.broken(f"{position} came with the redelivery count {count}")

@@ -21,8 +21,10 @@ import logging
 from random import Random
 from typing import Any, Final
 
-from harness.simulation.broker.actors import Consuming, consume, produce, trouble
+from harness.simulation.broker.actors import Consuming, consume, produce, trouble, visit
+from harness.simulation.broker.expiry import expire, leave_alone
 from harness.simulation.broker.history import ProducerStory, SubscriptionStory, TopicStory
+from harness.simulation.broker.lapses import Lapses
 from harness.simulation.broker.log_reader import read_log
 from harness.simulation.broker.world import BrokerWorld, Bugs
 from harness.simulation.seeds import EPOCH_MS, LIFE_SECONDS_MAX, Report, alone, draw_plan, where
@@ -32,13 +34,12 @@ from harness.simulation.watched_runs import ended
 from magnetar.broker.policy.defaults import PolicyDefaults
 from magnetar.broker.policy.policies import Policies
 from magnetar.broker.policy.values import RetentionPolicies
-from magnetar.errors import MagnetarError, RequestError, ServerDiskFull
+from magnetar.errors import MagnetarError
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
-from magnetar.runtime.space_rules import HOLD_S
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
 from magnetar.server.machine import Machine
@@ -61,6 +62,8 @@ _POLICIES: Final = {
     "once": Policies(retention_policies=_KEEP, deduplication_enabled=True),
     "trimmed": Policies(deduplication_enabled=True),
 }
+_EXPIRING: Final = 0.3
+"""How many topics have something that expires, and how many lives of those a quiet while."""
 _ACTORS_SECONDS: Final = 300.0
 _SESSIONS_SECONDS: Final = 200.0
 _DELIVERY_SECONDS: Final = 100.0
@@ -87,6 +90,8 @@ class BrokerRun:
         self._delays = Random(f"delays {seed}")
         self._tick_ms = self._delays.choice((50, 300, 1000))
         self._is_strict = self._delays.random() < 0.5
+        # So are seeds in which nothing expires.
+        self._lapses = Random(f"expiry {seed}")
         self._disk = SimulatedDisk(seed=seed)
         self._topics = self._draw_topics()
         if any(topic.has_delays for topic in self._topics) and self._delays.random() < 0.7:
@@ -105,6 +110,7 @@ class BrokerRun:
                 SubscriptionStory(self.findings, topic, kind.name.lower(), kind)
             topic.has_delays = self._delays.random() < 0.5
             topic.early = 0.0 if self._is_strict else self._tick_ms / 1000
+            topic.lapses = Lapses() if self._lapses.random() < _EXPIRING else None
             topics.append(topic)
         return topics
 
@@ -177,6 +183,10 @@ class BrokerRun:
         plan.is_paused = True
         await self._set_up(world, random)
         await self._compare(world, random)
+        for topic in self._topics:
+            alone = topic.lapses is not None and self._lapses.random() < _EXPIRING
+            if alone and not self._disk.is_stopped and not self.findings.violations:
+                await leave_alone(world, self._lapses, topic)
         if not self.findings.violations:
             plan.is_paused = False
             await self._act(world, random, stop=random.random() < 0.2)
@@ -244,10 +254,7 @@ class BrokerRun:
             namespace = TopicName.parse(topic.name).namespace
             await world.server.namespaces.create(namespace, _POLICIES[namespace.name])
             for subscription in topic.subscriptions:
-                client = await world.connect()
-                consumer = Consuming(world, random, subscription, client)
-                await _subscribed(consumer)
-                await consumer.leave()
+                await visit(world, random, subscription)
         self._is_set_up = True
 
     async def _act(self, world: BrokerWorld, random: Random, *, stop: bool) -> None:
@@ -261,6 +268,7 @@ class BrokerRun:
             for each in topic.subscriptions:
                 count = 1 if each.kind is SubscriptionType.EXCLUSIVE else random.choice((1, 2, 3))
                 actors += [(consume, each.name, (each,))] * count
+        actors += [(expire, "expiry", (each,)) for each in self._topics if each.lapses is not None]
         tasks = [
             asyncio.create_task(
                 actor(world, Random(f"{self.report.seed} {world.name} {number}"), *stories),
@@ -320,6 +328,7 @@ class BrokerRun:
         def owed(position: Position) -> bool:
             return kind.takes_cumulative_acks or not story.waits(position, soon)
 
+        story.topic.follow(world.now())
         wanted = {each for each in log if story.open_messages(each) and owed(each)}
         client = await world.connect()
         consumer = Consuming(world, random, story, client, kind)
@@ -330,6 +339,7 @@ class BrokerRun:
         if self._disk.is_stopped:
             return
         world.note(f"{story.name} has {len(wanted)} open entries, {len(consumer.got)} came")
+        story.topic.follow(world.now())
         story.verified(log, consumer.got, owed)
         await consumer.leave()
         await self._quiet(world)
@@ -340,20 +350,6 @@ class BrokerRun:
             text = f"{context['message']}: {type(error).__name__}: {error}"
             if not isinstance(error, MagnetarError):
                 self.findings.broken(text)
-
-
-async def _subscribed(consumer: Consuming) -> None:
-    """Subscribe to a topic that may not be there: none is made while the disk counts as full."""
-    for _ in range(round(2 * HOLD_S)):
-        try:
-            await consumer.subscribe()
-            return
-        except RequestError as error:
-            # The start met it, and faults are over: but it counts for a while.
-            if error.wire_code is not ServerDiskFull.wire_code:
-                raise
-        await asyncio.sleep(1.0)
-    await consumer.subscribe()
 
 
 async def _arrived(consumer: Consuming, wanted: set[Position]) -> None:

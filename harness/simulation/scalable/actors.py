@@ -2,7 +2,8 @@
 
 Owns: `Recorder`, which takes what clients tell (`scalable_history`) and knows what is still to
 come; `ClientPlace`, the process of one client, which can be killed; and the actors: `produce`,
-`stream`, `queue` and `checkpoint`, coroutines that live through all that happens to brokers.
+`stream`, `queue`, `checkpoint` and `expire`, coroutines that live through all that happens to
+brokers.
 
 Invariants:
 1. Everything random comes from the actor's own `Random`, made from the seed and its name.
@@ -31,15 +32,19 @@ from harness.simulation.scalable.history import (
     AckDurable,
     Delivered,
     Event,
+    Expiring,
+    ExpiryOver,
     Kind,
     Published,
     Receipted,
     Subscribed,
 )
 from harness.simulation.scalable.links import CLIENT_ERRORS, Links
-from harness.simulation.scalable.producer import ScalableProducer
+from harness.simulation.scalable.producer import ScalableProducer, Timing
 from harness.simulation.scalable.world import ANY_HOST, PORT, ScalableWorld
-from magnetar.errors import DeadlineExceeded, InvariantBroken
+from harness.simulation.seeds import EPOCH_MS
+from magnetar.errors import DeadlineExceeded, InvariantBroken, MagnetarError
+from magnetar.model.names import TopicName
 from magnetar.testing.virtual.network import End, ProtocolT
 
 STALL_SECONDS: Final = 400.0
@@ -48,6 +53,9 @@ STALL_SECONDS: Final = 400.0
 _RECEIVE_SECONDS: Final = 0.3
 _ANSWER_SECONDS: Final = 10.0
 _KEYS: Final = 12
+_DELAYS: Final = (None, None, 0.5, 1.5, 3.0, 8.0, 30.0)
+_TICK_SECONDS: Final = 1.0
+"""Of brokers without settings."""
 _HELD_MAX: Final = 20
 
 _Message = tuple[str, int]
@@ -78,6 +86,8 @@ class Recorder:
             case Subscribed(subscription, kind, earliest):
                 self._first.setdefault(subscription, (self._world.now(), kind))
                 self._began.setdefault(subscription, -1 if earliest else index)
+            case ExpiryOver(subscription):
+                self._began[subscription] = index
             case Delivered(subscription, _, producer, sequence):
                 self._given[subscription].add((producer, sequence))
             case _:
@@ -125,6 +135,17 @@ class Stage:
     """Everything has come to rest: clients leave."""
     members: set[str] = field(default_factory=set)
     """The stream consumers that are there now."""
+    delays: Random | None = None
+    """Draws times of delivery; None: all messages are for now."""
+
+    def timing(self) -> Timing | None:
+        """The time of delivery of a new message, if it has one."""
+        delay = None if self.delays is None else self.delays.choice(_DELAYS)
+        if delay is None:
+            return None
+        deliver_at = self.world.now() + delay
+        # Not strict: up to a tick before it. Times are rounded to milliseconds, as clocks are.
+        return Timing(EPOCH_MS + round(deliver_at * 1000), deliver_at - _TICK_SECONDS - 0.002)
 
 
 class ClientPlace:
@@ -164,7 +185,8 @@ async def produce(stage: Stage, random: Random, name: str) -> None:
         pace = random.choice((5, 20, 60))
         while not stage.world.ending:
             await asyncio.sleep(random.expovariate(pace))
-            await producer.send(f"k{random.randrange(_KEYS)}", random.randbytes(20))
+            key, payload = f"k{random.randrange(_KEYS)}", random.randbytes(20)
+            await producer.send(key, payload, timing=stage.timing())
         await producer.flush()
         await producer.stop()
 
@@ -242,6 +264,30 @@ async def queue(
             if await _started(stage, consumer.start, name):
                 await _Consuming(stage, random, consumer, consumer.ack).go()
             await _left(stage, random, place, consumer.stop)
+
+
+async def expire(stage: Stage, random: Random, subscription: str) -> None:
+    """An operator lets all that a subscription has expire, now and then; messages are old."""
+    world, record = stage.world, stage.recorder.record
+    topic = TopicName.parse(stage.topic)
+    while not world.ending:
+        await asyncio.sleep(random.expovariate(0.5))
+        if not world.ready or subscription not in stage.recorder.subscriptions:
+            continue
+        host = random.choice(world.ready)
+        record(Expiring(subscription))
+        done = False
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await host.ask(
+                    lambda server: server.context.scalable.expire(topic, subscription, 1)
+                )
+            done = True
+        except TimeoutError:
+            world.note("expiry: no answer")
+        except MagnetarError as error:
+            world.note(f"expiry: {error.name}: {error}")
+        record(ExpiryOver(subscription, done))
 
 
 async def checkpoint(

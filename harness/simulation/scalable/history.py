@@ -13,7 +13,11 @@ The promises:
 5. No loss: at the end every subscription was given everything that has a receipt.
 6. No second delivery: what was acknowledged durably is not delivered to that subscription again;
    a checkpoint consumer is given exactly what follows the checkpoint it was restored from.
-7. Storage: a message has one place, in a segment of its key, and is one that was published.
+7. Time: a queue is given nothing before its time of delivery; stream and checkpoint consumers get
+   it at once, for order comes first.
+8. Expiry: what had its receipt before all was let expire is not delivered once that is durable;
+   what is sent afterwards is.
+9. Storage: a message has one place, in a segment of its key, and is one that was published.
 
 Relies on: one list of events, and in it each event at the moment at which its client learned of it
 (`Published` and `AckSent` before the first byte is sent). One publisher name is one producer with
@@ -49,6 +53,8 @@ class Published:
     producer: str
     sequence: int
     key: str
+    not_before: float | None = None
+    """The moment before which no queue may be given it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,21 @@ class Restored:
     checkpoint: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Expiring:
+    """All that is there for a subscription is about to expire."""
+
+    subscription: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryOver:
+    """It has expired, durably; or, not `done`, some of it may have."""
+
+    subscription: str
+    done: bool
+
+
 Event: TypeAlias = (
     Published
     | Receipted
@@ -136,6 +157,8 @@ Event: TypeAlias = (
     | AckDurable
     | Checkpointed
     | Restored
+    | Expiring
+    | ExpiryOver
 )
 
 
@@ -153,6 +176,8 @@ def violations(events: Sequence[Event], *, drained: bool = True) -> list[str]:
         if isinstance(event, Subscribed):
             made = _ordered_or_queue(event.kind)
             subscriptions.setdefault(event.subscription, made(facts, event, index))
+        elif isinstance(event, Expiring | ExpiryOver):
+            subscriptions[event.subscription].expire(event, index)
         elif isinstance(event, Delivered | AckSent | AckDurable | Checkpointed | Restored):
             found = subscriptions.get(event.subscription)
             if found is None:
@@ -187,6 +212,7 @@ class _Facts:
     broken: list[str] = field(default_factory=list)
     published: dict[_Message, tuple[int, str]] = field(default_factory=dict)
     """When (as an index of an event), and the key."""
+    not_before: dict[_Message, float] = field(default_factory=dict)
     receipted: dict[_Message, int] = field(default_factory=dict)
     places: dict[_Message, _Place] = field(default_factory=dict)
     first_seen: dict[_Message, int] = field(default_factory=dict)
@@ -199,8 +225,10 @@ class _Facts:
 
     def learn(self, index: int, event: Event) -> None:
         match event:
-            case Published(producer, sequence, key):
+            case Published(producer, sequence, key, not_before):
                 self.published.setdefault(_Message(producer, sequence), (index, key))
+                if not_before is not None:
+                    self.not_before[_Message(producer, sequence)] = not_before
             case Receipted(producer, sequence):
                 message = _Message(producer, sequence)
                 self.receipted.setdefault(message, index)
@@ -332,7 +360,7 @@ class _Facts:
 
 
 class _Subscription:
-    """A queue; the ordered ones add to it."""
+    """What holds for all kinds."""
 
     def __init__(self, facts: _Facts, subscribed: Subscribed, index: int) -> None:
         self.name = subscribed.subscription
@@ -341,6 +369,7 @@ class _Subscription:
         self._given: set[_Message] = set()
         self._ack_sent: set[_Message] = set()
         self._acked: set[_Message] = set()
+        self._expiring: set[_Message] = set()
 
     def take(self, event: Delivered | AckSent | AckDurable | Checkpointed | Restored) -> None:
         match event:
@@ -355,6 +384,17 @@ class _Subscription:
                 self._durable(_Message(producer, sequence))
             case Checkpointed() | Restored():
                 self._broken("a checkpoint of a subscription that keeps acknowledgements")
+
+    def expire(self, event: Expiring | ExpiryOver, index: int) -> None:
+        """What had its receipt before does not come again; what was sent meanwhile may be gone."""
+        if isinstance(event, Expiring):
+            self._expiring = {
+                message for message, since in self._facts.receipted.items() if since < index
+            }
+            return
+        self._began = index
+        if event.done:
+            self._acked |= self._expiring
 
     def check_nothing_lost(self) -> None:
         lost = [
@@ -384,6 +424,18 @@ class _Subscription:
 
     def _broken(self, text: str) -> None:
         self._facts.broken.append(f"{self.name}: {text}")
+
+
+class _Queue(_Subscription):
+    """Each message on its own, and not before its time."""
+
+    def _delivered(self, event: Delivered, message: _Message) -> None:
+        super()._delivered(event, message)
+        not_before = self._facts.not_before.get(message)
+        if not_before is None or event.sent_at is None or event.sent_at >= not_before:
+            return
+        early = not_before - event.sent_at
+        self._broken(f"{event.consumer} was given {message} {early:.3f} s before its time")
 
 
 class _Ordered(_Subscription):
@@ -500,5 +552,5 @@ class _Checkpoints(_Ordered):
 
 def _ordered_or_queue(kind: Kind) -> type[_Subscription]:
     if kind is Kind.QUEUE:
-        return _Subscription
+        return _Queue
     return _Stream if kind is Kind.STREAM else _Checkpoints

@@ -60,6 +60,7 @@ class Handed:
     hash32: int
     payload: bytes
     due_at: float
+    deliver_at_ms: int | None = None
 
 
 class Stall(NamedTuple):
@@ -67,6 +68,13 @@ class Stall(NamedTuple):
 
     due_at: float
     seconds: float
+
+
+class Timing(NamedTuple):
+    """A time of delivery, and the moment before which no queue may be given the message."""
+
+    deliver_at_ms: int
+    not_before: float
 
 
 class ScalableProducer(Service):
@@ -120,7 +128,14 @@ class ScalableProducer(Service):
         """How many messages have no receipt."""
         return len(self._unreceipted)
 
-    async def send(self, key: str, payload: bytes, *, due_at: float | None = None) -> int:
+    async def send(
+        self,
+        key: str,
+        payload: bytes,
+        *,
+        due_at: float | None = None,
+        timing: Timing | None = None,
+    ) -> int:
         """Hand a message in, once there is room; its sequence id.
 
         `due_at` is when the application meant to send it, if that was earlier (loop time).
@@ -128,9 +143,10 @@ class ScalableProducer(Service):
         due_at = self._now() if due_at is None else due_at
         await self._until(self._window)
         self._sequence += 1
-        handed = Handed(self._sequence - 1, key, key_hash(key), payload, due_at)
+        deliver_at_ms, not_before = timing or (None, None)
+        handed = Handed(self._sequence - 1, key, key_hash(key), payload, due_at, deliver_at_ms)
         self._unreceipted[handed.sequence] = handed
-        self._record(Published(self.producer_name, handed.sequence, key))
+        self._record(Published(self.producer_name, handed.sequence, key, not_before))
         self._place(handed)
         return handed.sequence
 
@@ -320,11 +336,14 @@ class _SegmentSender:
         while self._waiting and line.failure is None and not line.detach().is_closing():
             handed = self._waiting.popleft()
             self._in_flight.append(handed)
+            at_ms = handed.deliver_at_ms
+            timing: dict[str, Any] = {} if at_ms is None else {"deliver_at_time": at_ms}
             message = build_message(
                 handed.payload,
                 producer_name=self._name,
                 sequence_id=handed.sequence,
                 key=handed.key,
+                **timing,
             )
             line.send("SEND", message, producer_id=number, sequence_id=handed.sequence)
 

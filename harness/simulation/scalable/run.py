@@ -23,7 +23,15 @@ from random import Random
 from typing import Any, Final
 
 from harness.simulation.broker_lives import follow
-from harness.simulation.scalable.actors import Recorder, Stage, checkpoint, produce, queue, stream
+from harness.simulation.scalable.actors import (
+    Recorder,
+    Stage,
+    checkpoint,
+    expire,
+    produce,
+    queue,
+    stream,
+)
 from harness.simulation.scalable.history import violations
 from harness.simulation.scalable.trouble import Operator, Trouble, calm, layout_at
 from harness.simulation.scalable.world import DiskHost, ScalableWorld, SharedHost, SharedServers
@@ -45,6 +53,10 @@ from magnetar.scalable.records import GroupRecord
 
 TOPIC: Final = TopicName.parse("topic://public/default/orders")
 
+_DELAYING: Final = 0.3
+_EXPIRING: Final = 0.3
+_FLEETING: Final = "fleeting"
+"""The subscription whose messages expire."""
 _HOSTS: Final = "abc"
 _REST_SECONDS: Final = 400.0
 _END_SECONDS: Final = 200.0
@@ -65,6 +77,11 @@ class ScalableRun:
         self._session_seconds = self._random.choice((2.0, 5.0))
         self._world = ScalableWorld(seed, self.findings, _limits(self._random))
         self._stage = Stage(self._world, Recorder(self._world), str(TOPIC))
+        # Drawn apart: seeds without delays are what they were before there were any.
+        delays = Random(f"delays {seed}")
+        if delays.random() < _DELAYING:
+            self._stage.delays = delays
+        self._expires = Random(f"lapses {seed}").random() < _EXPIRING
 
     def go(self) -> Report:
         watched(self._main(), self.findings, ServiceBugs(self.findings, is_alive))
@@ -160,6 +177,9 @@ class ScalableRun:
         # Of a group, segments that are handed out later are begun at their latest message, too.
         from_start = group is not None or random.random() < 0.7
         add("r", lambda chance: checkpoint(stage, chance, "r", earliest=from_start, group=group))
+        if self._expires:
+            add("f", lambda chance: queue(stage, chance, "f", _FLEETING, earliest=True))
+            add("expiry", lambda chance: expire(stage, chance, _FLEETING))
         return [
             asyncio.create_task(actor(Random(f"{self.report.seed} {name}")), name=name)
             for name, actor in actors
@@ -203,7 +223,8 @@ class ScalableRun:
         producers = [task for task in clients if task.get_name().startswith("p")]
         deadline = world.now() + _REST_SECONDS
         while world.now() < deadline:
-            if any(task.done() and task not in producers for task in clients):
+            brief = [*producers, *(task for task in clients if task.get_name() == "expiry")]
+            if any(task.done() and task not in brief for task in clients):
                 break  # it is a finding when they are ended
             begun = recorder.subscriptions >= {"stream", "queue"}
             if begun and all(task.done() for task in producers) and not recorder.missing():

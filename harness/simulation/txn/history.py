@@ -74,6 +74,8 @@ class TxnHistory:
         self.events: Counter[str] = Counter()
         self.consumes: dict[str, Callable[[str], bool]] = {}
         """By subscription that must get everything: whether it consumes a place."""
+        self.also_delivered: Callable[[Taken, str], None] | None = None
+        """Told of each delivery, with its subscription."""
         self._world = world
         self._mirror = world.mirror
         self._numbers = 0
@@ -175,6 +177,8 @@ class TxnHistory:
         if bare is not None:
             text = f"{what} at {moment:.3f}, above {bare}: aborted, and not known as such there"
             self._world.broken(names.ABORTED_STAYS_KNOWN, text)
+        if self.also_delivered is not None:
+            self.also_delivered(taken, subscription)
         if isinstance(reading, Reading):
             if reading.positions and position <= reading.positions[-1]:
                 text = f"{what} after {reading.positions[-1]}"

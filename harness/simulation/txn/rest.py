@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from harness.simulation.scalable.links import CLIENT_ERRORS
 from harness.simulation.txn.clients import Inlet
+from harness.simulation.txn.expiry import FLEETING
 from harness.simulation.txn.session import DOOMED, INPUT, ORDERS, OUTPUT, Sending, Session, TxnStage
 from harness.simulation.txn.trouble import DOOMED_SUBSCRIPTION
 from harness.simulation.txn.truth import place_of
@@ -183,7 +184,8 @@ class Rest:
 
     async def forgotten(self) -> None:
         """Trim everything, delete the scalable topic, and wait until nothing is known."""
-        await self._done(_without_doomed)
+        for topic, name in ((INPUT, DOOMED_SUBSCRIPTION), (OUTPUT, FLEETING)):
+            await self._done(partial(_without, name=topic, subscription=name))
         for topic in (INPUT, OUTPUT):
             await self._done(partial(_turned_over, name=topic))
         await self._done(_deleted)
@@ -206,11 +208,12 @@ class Rest:
         self._world.broken(names.NO_LEAK, "topics cannot be trimmed or deleted")
 
 
-async def _without_doomed(server: Server) -> None:
-    topic = await server.topics.get(TopicName.parse(INPUT))
+async def _without(server: Server, name: str, subscription: str) -> None:
+    """Nobody else keeps what is there."""
+    topic = await server.topics.get(TopicName.parse(name))
     assert isinstance(topic, Topic)
-    if DOOMED_SUBSCRIPTION in topic.subscriptions:
-        await topic.delete_subscription(DOOMED_SUBSCRIPTION, force=True)
+    if subscription in topic.subscriptions:
+        await topic.delete_subscription(subscription, force=True)
 
 
 async def _turned_over(server: Server, name: str) -> None:

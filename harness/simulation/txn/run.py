@@ -29,10 +29,11 @@ from harness.simulation.scalable.world import DiskHost
 from harness.simulation.seeds import Report, alone
 from harness.simulation.storage.history import Findings
 from harness.simulation.txn.actors import publish, read, transform, write
+from harness.simulation.txn.expiry import FLEETING, Expiry
 from harness.simulation.txn.group_actors import lead
 from harness.simulation.txn.history import TxnHistory
 from harness.simulation.txn.rest import REST_SECONDS, Rest
-from harness.simulation.txn.session import INPUT, ORDERS, Session, TxnStage
+from harness.simulation.txn.session import INPUT, ORDERS, OUTPUT, Session, TxnStage
 from harness.simulation.txn.trouble import DOOMED_SUBSCRIPTION, TxnTrouble
 from harness.simulation.txn.truth import place_of
 from harness.simulation.txn.world import TxnDiskHost, TxnServers, TxnSharedHost, TxnWorld
@@ -55,6 +56,7 @@ TOPIC: Final = TopicName.parse(ORDERS)
 WORK: Final = "work"
 STREAM: Final = "stream"
 
+_EXPIRING: Final = 0.3
 _HOSTS: Final = "abc"
 _END_SECONDS: Final = 100.0
 _TRIES: Final = 20
@@ -73,6 +75,8 @@ class Course:
     """The only kinds of trouble that transactions have; empty: all."""
     rest_seconds: float = REST_SECONDS
     """What it may take, in calm, until nothing is left to do."""
+    expires: bool | None = None
+    """Whether messages expire."""
 
 
 class TxnRun:
@@ -91,6 +95,13 @@ class TxnRun:
         limits = _limits(self._random).override(self._course.limits)
         self._world = TxnWorld(seed, self.findings, limits)
         self._stage = TxnStage(self._world, TxnHistory(self._world))
+        # Drawn apart: seeds in which nothing expires are what they were before anything did.
+        chance = Random(f"expiry {seed}")
+        drawn = chance.random() < _EXPIRING
+        self._expiry: Expiry | None = None
+        if drawn if self._course.expires is None else self._course.expires:
+            self._expiry = Expiry(self._world, chance)
+            self._stage.history.also_delivered = self._expiry.delivered
 
     def go(self) -> Report:
         watched(self._main(), self.findings, ServiceBugs(self.findings, is_alive))
@@ -209,6 +220,9 @@ class TxnRun:
         def inputs(_: Session) -> list[str]:
             return [INPUT]
 
+        def outputs(_: Session) -> list[str]:
+            return [OUTPUT]
+
         actors["plain"] = lambda chance: publish(stage, chance, "plain")
         for number in range(random.choice((1, 2))):
             name = f"w{number}"
@@ -230,6 +244,10 @@ class TxnRun:
                 inputs,
                 cumulative=False,
                 until=ending,
+            )
+        if self._expiry is not None:
+            actors["f"] = partial(
+                _transforming, stage, "f", FLEETING, outputs, cumulative=False, until=ending
             )
         if random.random() < 0.5:
             actors["g"] = lambda chance: lead(stage, chance, "g", "app")
@@ -254,6 +272,8 @@ class TxnRun:
             asyncio.create_task(own.run(), name="trouble of transactions"),
             asyncio.create_task(operator.run(), name="operator"),
         ]
+        if self._expiry is not None:
+            tasks.append(asyncio.create_task(self._expiry.run(), name="expiry"))
         for _ in range(round(seconds / _LOOK_SECONDS)):
             await asyncio.sleep(_LOOK_SECONDS)
             if self.findings.violations:

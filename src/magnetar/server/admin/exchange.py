@@ -35,6 +35,8 @@ DOCUMENT_BYTES_MAX: Final = 64 * 1024
 
 Value = TypeVar("Value")
 
+_FLAGS: Final = {"true": True, "false": False}
+
 
 class AdminServer(Protocol):
     """The server, as its admin interface sees it."""
@@ -167,6 +169,9 @@ async def body_of(request: web.Request, kind: type[Value]) -> Value | None:
     # See above: null means not set.
     if isinstance(found, dict):
         found = {name: value for name, value in found.items() if value is not None}
+    # As Jackson reads it: the admin client for Go sends some flags as text.
+    if kind is bool and isinstance(found, str):
+        found = _FLAGS.get(found, found)
     return None if found is None else converted(found, kind)
 
 

@@ -79,7 +79,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "subscription_types_enabled": (["Shared", "Key_Shared"], ["Private"]),
     "schema_compatibility_strategy": ("BACKWARD", "SIDEWARD"),
     "schema_auto_update_compatibility_strategy": ("FullTransitive", "FULL"),
-    "schema_validation_enforced": (True, "true"),
+    "schema_validation_enforced": (True, "maybe"),
     "is_allow_auto_update_schema": (False, 0),
     "encryption_required": (True, None),
     "scalable_topic_auto_scale_policy": (
@@ -426,5 +426,16 @@ def test_a_namespace_is_made_with_policies(tmp_path: Path) -> None:
         assert await world.get(f"{new}/schemaCompatibilityStrategy") == "UNDEFINED"
         assert (await world.get(f"{new}/bundles"))["numBundles"] == 1
         await world.refuse(404, "PUT", "namespaces/nobody/n", body)
+
+    run(tmp_path, scenario)
+
+
+def test_a_flag_may_be_text(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        path = f"{NAMESPACE}/encryptionRequired"
+        for text, flag in (("true", True), ("false", False)):
+            await world.change("POST", path, text)
+            assert await world.get(path) is flag
+        await world.refuse(412, "POST", path, "maybe")
 
     run(tmp_path, scenario)

@@ -11,6 +11,7 @@ from harness.simulation.broker.history import (
     NOWHERE,
     Ack,
     ConsumerStory,
+    Gone,
     ProducerStory,
     SubscriptionStory,
     TopicStory,
@@ -139,10 +140,24 @@ def _after_a_cumulative_ack(scene: _Scene) -> None:
 
 
 def _before_a_seek(scene: _Scene) -> None:
-    scene.subscription.seeking(Position(1, 1))
+    scene.subscription.seeking(Position(1, 1), scene.moment)
     scene.subscription.sought(Position(1, 1), 5.0)
     scene.moment = 5.0
     scene.deliver(scene.consumer(), 0)
+
+
+def _after_its_expiry(scene: _Scene) -> None:
+    scene.subscription.lapsing(Position(1, 1))
+    scene.subscription.lapsed(Gone(Position(1, 1), 3.0, 4.0))
+    scene.moment = 5.0
+    scene.deliver(scene.consumer(), 1)
+
+
+def _missing_above_what_expired(scene: _Scene) -> None:
+    scene.receipts()
+    log = scene.topic.log_read(_log())
+    scene.subscription.lapsing(Position(1, 1))
+    scene.subscription.verified(log, {})
 
 
 def _missing(scene: _Scene) -> None:
@@ -187,6 +202,8 @@ def _key_at_two(scene: _Scene) -> None:
         (_after_a_cumulative_ack, "was acknowledged"),
         (_before_a_seek, "was acknowledged"),
         (_missing, "was not delivered"),
+        (_after_its_expiry, "was acknowledged"),
+        (_missing_above_what_expired, "was not delivered"),
         (_out_of_order, "after"),
         (_counted, "redelivery count"),
         (_key_out_of_order, "came after"),
@@ -199,6 +216,20 @@ def test_what_is_wrong_is_found(scene: Callable[[_Scene], None], text: str) -> N
     assert any(text in violation for violation in made.findings.violations)
 
 
+def test_a_seek_brings_back_what_expired() -> None:
+    scene = _Scene()
+    scene.receipts()
+    scene.subscription.lapsing(Position(1, 2))
+    scene.subscription.lapsed(Gone(Position(1, 2), 3.0, 4.0))
+    scene.subscription.seeking(Position(1, 0), 4.5)
+    scene.subscription.sought(Position(1, 0), 5.0)
+    scene.moment = 5.0
+    scene.deliver(scene.consumer(), 1)
+    log = scene.topic.log_read(_log())
+    scene.subscription.verified(log, {})  # it may have expired again
+    assert not scene.findings.violations
+
+
 def test_an_unanswered_seek_leaves_both_possible() -> None:
     scene = _Scene()
     scene.receipts()
@@ -206,7 +237,7 @@ def test_an_unanswered_seek_leaves_both_possible() -> None:
     for entry in range(3):
         scene.deliver(consumer, entry)
     scene.ack(consumer, 2)
-    scene.subscription.seeking(Position(1, 1))
+    scene.subscription.seeking(Position(1, 1), scene.moment)
     scene.deliver(scene.consumer(), 2)
     log = scene.topic.log_read(_log())
     scene.subscription.verified(log, {Position(1, 1): 0b11})

@@ -13,6 +13,8 @@ from harness.simulation.scalable.history import (
     Checkpointed,
     Delivered,
     Event,
+    Expiring,
+    ExpiryOver,
     Kind,
     LayoutSeen,
     Published,
@@ -303,3 +305,43 @@ def test_only_a_checkpoint_that_was_taken_can_be_restored() -> None:
 
 def test_a_durable_subscription_has_no_checkpoints() -> None:
     _only([Subscribed("s", Kind.QUEUE), Checkpointed("s", "c", START)], "keeps acknowledgements")
+
+
+def _timed(sent_at: float, kind: Kind) -> list[Event]:
+    """One message with a time of delivery, and when it was given."""
+    return [
+        Subscribed("s", kind),
+        _seen(ONE),
+        Published("p", 0, LOW, not_before=10.0),
+        Receipted("p", 0),
+        replace(_given(0, 0), sent_at=sent_at),
+    ]
+
+
+def test_a_queue_is_given_nothing_before_its_time() -> None:
+    assert violations(_timed(10.0, Kind.QUEUE)) == []
+    (found,) = violations(_timed(9.5, Kind.QUEUE))
+    assert "0.500 s before its time" in found
+
+
+def test_a_stream_is_given_all_at_once() -> None:
+    assert violations(_timed(1.0, Kind.STREAM)) == []
+
+
+def _expired(*, done: bool, again: bool) -> list[Event]:
+    """Two messages with a receipt expire; another is sent meanwhile, and one afterwards."""
+    events: list[Event] = [Subscribed("s", Kind.QUEUE), _seen(ONE), *_sent(0), *_sent(1)]
+    events += [Expiring("s"), *_sent(2), ExpiryOver("s", done), *_sent(3)]
+    return [*events, *([_given(1, 0)] if again else []), _given(3, 0)]
+
+
+def test_what_has_expired_is_not_lost_and_does_not_come_again() -> None:
+    assert violations(_expired(done=True, again=False)) == []
+    (found,) = violations(_expired(done=True, again=True))
+    assert "after its durable acknowledgement" in found
+    assert violations(_expired(done=False, again=True)) == []
+
+
+def test_what_is_sent_after_an_expiry_may_not_be_missing() -> None:
+    (found,) = violations(_expired(done=True, again=False)[:-1])
+    assert "were not delivered" in found

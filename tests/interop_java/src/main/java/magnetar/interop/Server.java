@@ -27,6 +27,8 @@ final class Server implements AutoCloseable {
     static final String NAMESPACE = Admin.NAMESPACE;
     /** As applications have it, which leave it at what the client comes with. */
     private static final Duration OPERATION = Duration.ofSeconds(30);
+    private static final List<Duration> TIMES_TO_BE_REFUSED =
+            List.of(Duration.ofSeconds(1), Duration.ofSeconds(10), OPERATION);
     /** Longer than any scenario: a transaction of it ends only when it is told to. */
     private static final Duration PATIENT = Duration.ofMinutes(10);
 
@@ -50,13 +52,42 @@ final class Server implements AutoCloseable {
     }
 
     private Server(String serviceUrl, Admin admin, Duration timeout) throws PulsarClientException {
+        this(serviceUrl, admin, timeout, OPERATION);
+    }
+
+    private Server(String serviceUrl, Admin admin, Duration timeout, Duration operation)
+            throws PulsarClientException {
         this.serviceUrl = serviceUrl;
         this.admin = admin;
         this.client = PulsarClient.builder()
                 .serviceUrl(serviceUrl)
-                .operationTimeout(OPERATION)
+                .operationTimeout(operation)
                 .transactionPolicy(TransactionPolicy.builder().timeout(timeout).build())
                 .build();
+    }
+
+    /**
+     * No producer is taken, and that is why. The client asks again and again until its time is over
+     * and then says it, so it has little time first, and more if even one answer took longer.
+     */
+    void refusesProducer(String why, String topic) throws PulsarClientException {
+        String found = "";
+        for (Duration operation : TIMES_TO_BE_REFUSED) {
+            Server hasty = new Server(serviceUrl, admin, PATIENT, operation);
+            try {
+                // The producer of a segment is made for its first message.
+                hasty.producer(topic).newMessage().value("refused").send();
+                throw new AssertionError("a message was taken by " + topic);
+            } catch (PulsarClientException error) {
+                found = String.valueOf(error);
+                if (found.contains(why)) {
+                    return;
+                }
+            } finally {
+                hasty.client.closeAsync();
+            }
+        }
+        throw new AssertionError("a producer was refused, but not as '" + why + "': " + found);
     }
 
     /** The same server through another client, whose transactions last that long at most. */
@@ -87,6 +118,24 @@ final class Server implements AutoCloseable {
         admin.call("PUT", layoutPath(name) + "?numInitialSegments=" + segments, properties);
         setAutoScale(name, "{\"enabled\": false}");
         return scalable(name);
+    }
+
+    /** A scalable topic in a new namespace, which may have policies of its own. */
+    Own createApart(String stem, int segments) throws IOException, InterruptedException {
+        String namespace = admin.createNamespace(freshName(stem));
+        String path = "scalable/" + namespace + "/x";
+        admin.call("PUT", path + "?numInitialSegments=" + segments, "{}");
+        admin.call("POST", path + "/autoScalePolicy", "{\"enabled\": false}");
+        return new Own("topic://" + namespace + "/x", namespace, path);
+    }
+
+    /** A topic with a namespace for itself, and where the admin interface has it. */
+    record Own(String topic, String namespace, String path) {
+    }
+
+    /** Something of the admin interface. */
+    void call(String method, String path, String body) throws IOException, InterruptedException {
+        admin.call(method, path, body);
     }
 
     void setAutoScale(String name, String policy) throws IOException, InterruptedException {

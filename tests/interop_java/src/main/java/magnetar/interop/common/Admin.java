@@ -38,8 +38,14 @@ public final class Admin {
         return "persistent://" + NAMESPACE + "/" + name;
     }
 
-    /** What stands under `/admin/v2/`; it must be a success. */
-    public void call(String method, String path, String body)
+    /** Creates a namespace of its own, and gives its name back. */
+    public String createNamespace(String name) throws IOException, InterruptedException {
+        call("PUT", "namespaces/public/" + name, "");
+        return "public/" + name;
+    }
+
+    /** What stands under `/admin/v2/`; it must be a success. The body of the answer. */
+    public String call(String method, String path, String body)
             throws IOException, InterruptedException {
         HttpRequest request = HttpRequest.newBuilder(URI.create(url + "/admin/v2/" + path))
                 .timeout(Limits.PATIENCE)
@@ -49,5 +55,6 @@ public final class Admin {
         HttpResponse<String> answer = http.send(request, HttpResponse.BodyHandlers.ofString());
         Expect.that(answer.statusCode() < 300,
                 method + " " + path + ": " + answer.statusCode() + " " + answer.body());
+        return answer.body();
     }
 }

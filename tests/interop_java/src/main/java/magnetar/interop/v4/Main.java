@@ -19,14 +19,19 @@ public final class Main {
             Map.entry("conflict", new Conflict()),
             Map.entry("cumulative-acks", new CumulativeAcks()),
             Map.entry("cumulative-acks-conflict", new CumulativeAcksConflict()),
+            Map.entry("delays", new Delays()),
+            Map.entry("encryption", new Encryption()),
+            Map.entry("expiry", new Expiry()),
             Map.entry("individual-acks", new IndividualAcks()),
             Map.entry("individual-acks-of-a-batch", new IndividualAcksOfBatch()),
             Map.entry("last-message", new LastMessage()),
+            Map.entry("quotas", new Quotas()),
             Map.entry("restart", new Restart()),
             Map.entry("restart-of-acks", new RestartOfAcks()),
             Map.entry("restart-timeout", new RestartTimeout()),
             Map.entry("schema-rules", new SchemaRules()),
             Map.entry("timeout", new Timeout()),
+            Map.entry("topic-limits", new TopicLimits()),
             Map.entry("transform", new Transform()));
 
     private Main() {
