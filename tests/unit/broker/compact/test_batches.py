@@ -1,0 +1,198 @@
+"""Entries as compaction opens and rebuilds them, read back by the client's own reader."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.broker.compact.batches import (
+    SLICE_MESSAGES,
+    Opened,
+    last_index,
+    last_of_keys,
+    opened,
+    packed_entry,
+    rebuilt,
+    unfolded,
+)
+from magnetar.client.message.batch import (
+    Outgoing,
+    Stamp,
+    batch_entry,
+    messages_in,
+    open_entry,
+    single_entry,
+)
+from magnetar.errors import UnreadableMessage
+from magnetar.wire.compression import Compression
+from magnetar.wire.messages import checksum_holds, encode_entry, metadata_of
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+Result = TypeVar("Result")
+
+
+def done(work: Generator[None, None, Result]) -> Result:
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+def outgoing(number: int, key: str | bytes | None, value: bytes | None) -> Outgoing:
+    return Outgoing(payload=value or b"", sequence_id=number, key=key, null_value=value is None)
+
+
+def batch(messages: Sequence[Outgoing], kind: Compression = Compression.NONE) -> bytes:
+    return batch_entry(messages, Stamp("p", 1, kind)).headers_and_payload
+
+
+def found(entry: bytes) -> Opened:
+    it = opened(entry)
+    assert it is not None
+    if not it.is_batch:
+        return it
+    it = unfolded(it)
+    assert it is not None
+    return it
+
+
+def cut(entry: bytes, survivors: Sequence[int]) -> bytes:
+    left = done(rebuilt(found(entry), survivors))
+    return entry if left is None else packed_entry(entry, *left)
+
+
+def values(entry: bytes) -> list[tuple[str, bytes] | None]:
+    singles = messages_in(open_entry(entry))
+    return [
+        None if said.compacted_out else (said.partition_key, payload) for said, payload in singles
+    ]
+
+
+@given(st.data(), st.sampled_from(Compression), st.integers(1, 20))
+def test_survivors_keep_their_index_and_their_bytes(
+    data: st.DataObject, kind: Compression, count: int
+) -> None:
+    messages = [outgoing(n, f"k{n % 5}", data.draw(st.binary(max_size=9))) for n in range(count)]
+    entry = batch(messages, kind)
+    survivors = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
+    left = cut(entry, survivors)
+    whole = values(entry)
+    assert values(left) == [whole[n] if n in survivors else None for n in range(count)]
+    said = metadata_of(left)
+    assert said.num_messages_in_batch == count
+    assert checksum_holds(left)
+    if len(survivors) < count:
+        assert list(said.compacted_batch_indexes) == survivors
+        assert int(said.compression) == kind
+    else:
+        assert left == entry
+    assert last_index(left) == survivors[-1]
+    # Once more: what is gone stays gone, and the list is made anew.
+    again = sorted(data.draw(st.sets(st.sampled_from(survivors), min_size=1)))
+    fewer = cut(left, again)
+    assert values(fewer) == [whole[n] if n in again else None for n in range(count)]
+    if len(again) < len(survivors):
+        assert list(metadata_of(fewer).compacted_batch_indexes) == again
+    else:
+        assert fewer == left
+
+
+def test_what_is_not_of_messages_stays_as_it_was() -> None:
+    metadata = metadata_of(batch([outgoing(0, "a", b"1"), outgoing(1, "b", b"2")]))
+    body = batch([outgoing(0, "a", b"1"), outgoing(1, "b", b"2")])
+    metadata.txnid_most_bits, metadata.txnid_least_bits = 1, 2
+    metadata.schema_version = b"v"
+    entry = encode_entry(metadata, found(body).payload, checksum=False)
+    broker = pb.BrokerEntryMetadata(broker_timestamp=7, index=8).SerializeToString()
+    entry = b"\x0e\x02" + len(broker).to_bytes(4, "big") + broker + entry
+    left = cut(entry, [1])
+    assert left.startswith(b"\x0e\x02" + len(broker).to_bytes(4, "big") + broker + b"\x0e\x01")
+    said = metadata_of(left)
+    assert (said.txnid_most_bits, said.txnid_least_bits, said.schema_version) == (1, 2, b"v")
+    assert list(said.compacted_batch_indexes) == [1]
+
+
+def test_of_each_key_of_a_batch_the_last_message_counts() -> None:
+    messages = [
+        outgoing(0, "a", b"1"),
+        outgoing(1, None, b"x"),
+        outgoing(2, "b", b"1"),
+        outgoing(3, "a", b"2"),
+        outgoing(4, "b", None),
+        outgoing(5, "c", b""),
+        outgoing(6, b"a", b"3"),
+        outgoing(7, "YQ==", b"4"),
+    ]
+    last = done(last_of_keys(found(batch(messages))))
+    assert last.pop("\ud800YQ==") == 6, "bytes are another key than the text of their base64"
+    assert last == {"a": 3, "b": ~4, "c": ~5, "YQ==": 7}
+    # What was compacted out before says nothing.
+    left = cut(batch(messages), [0, 2])
+    assert done(last_of_keys(found(left))) == {"a": 0, "b": 2}
+
+
+def test_a_large_batch_is_looked_at_in_slices() -> None:
+    messages = [outgoing(n, f"k{n}", b"v") for n in range(3 * SLICE_MESSAGES)]
+    entry = batch(messages)
+    assert len(list(last_of_keys(found(entry)))) == 3
+    assert len(list(rebuilt(found(entry), [1]))) == 3
+    packed = opened(batch(messages, Compression.ZSTD))
+    assert packed is not None
+    assert packed.size == len(found(entry).payload) > len(packed.payload)
+
+
+@pytest.mark.parametrize(
+    ("message", "key", "null"),
+    [
+        (outgoing(0, "a", b"1"), "a", False),
+        (outgoing(0, "a", b""), "a", True),
+        (outgoing(0, "a", None), "a", True),
+        (outgoing(0, None, b"1"), None, False),
+        (outgoing(0, b"a", b"1"), "\ud800YQ==", False),
+    ],
+)
+@pytest.mark.parametrize("kind", [Compression.NONE, Compression.ZLIB])
+def test_an_entry_of_one_message(
+    message: Outgoing, key: str | None, null: bool, kind: Compression
+) -> None:
+    entry = single_entry(message, Stamp("p", 1, kind)).headers_and_payload
+    it = found(entry)
+    assert (it.is_batch, it.key, it.is_null, it.chunk) == (False, key, null, None)
+    assert last_index(entry) == -1
+
+
+def test_an_encrypted_batch_is_one_message() -> None:
+    metadata = metadata_of(batch([outgoing(0, "a", b"1"), outgoing(1, "b", b"2")]))
+    metadata.partition_key = "outer"
+    metadata.encryption_keys.add(key="k", value=b"v")
+    it = found(encode_entry(metadata, b"\x00secret"))
+    assert (it.is_batch, it.key, it.is_null) == (False, "outer", False)
+
+
+def test_what_cannot_be_opened_is_not_judged() -> None:
+    whole = batch([outgoing(0, "a", b"1"), outgoing(1, "b", b"2")], Compression.LZ4)
+    metadata = metadata_of(whole)
+    assert opened(b"\x00") is None
+    assert opened(b"\x00\x00\x00\x03abc") is None
+    it = opened(encode_entry(metadata, b"\xff not LZ4"))
+    assert it is not None
+    assert unfolded(it) is None
+    assert last_index(b"\x00") == -1
+    plain = batch([outgoing(0, "a", b"1"), outgoing(1, "b", b"2")])
+    said, payload = metadata_of(plain), found(plain).payload
+    for broken in (payload[:-1], payload + b"x", b"\xff" * 9, payload[:9]):
+        it = found(encode_entry(said, broken))
+        with pytest.raises(UnreadableMessage):
+            done(last_of_keys(it))
+    # A size that would lead back.
+    back = pb.SingleMessageMetadata(payload_size=-4, partition_key="a").SerializeToString()
+    said.num_messages_in_batch = 1
+    it = found(encode_entry(said, len(back).to_bytes(4, "big") + back))
+    with pytest.raises(UnreadableMessage):
+        done(last_of_keys(it))
