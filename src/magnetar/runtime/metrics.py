@@ -212,6 +212,13 @@ EVICTED_ENTRIES = counter(
     "magnetar_evicted_entries_total",
     "Entries that subscriptions passed over because of a backlog quota.",
 )
+COMPACTIONS = counter(
+    "magnetar_compactions_total", "Compactions of topics that ended.", ["outcome"]
+)
+COMPACTION_REMOVED_MESSAGES = counter(
+    "magnetar_compaction_removed_messages_total",
+    "Messages that compactions left out of the view of their topic.",
+)
 SUBSCRIPTION_FAILURES = counter(
     "magnetar_subscription_failures_total", "Subscriptions whose dispatch stopped at an error."
 )

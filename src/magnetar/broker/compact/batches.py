@@ -122,7 +122,7 @@ def unfolded(batch: Opened) -> Opened | None:
 
 
 def last_of_keys(batch: Opened) -> Generator[None, None, dict[str, int]]:
-    """For each key of a batch the index of its last message, or `~index` if that deletes it."""
+    """Find each key of a batch: the index of its last message, or `~index` if that deletes it."""
     # Within a batch the last message of a key is all that counts, so later steps see each key once.
     found: dict[str, int] = {}
     data, at, parse = batch.payload, 0, pb.SingleMessageMetadata.FromString

@@ -33,7 +33,7 @@ _INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
 
 @dataclass(slots=True)
 class Survivors:
-    """What is left of a log."""
+    """The entries and messages that are left of a log."""
 
     entries: PositionSet = field(default_factory=PositionSet)
     """Every entry of which something is left."""
@@ -64,7 +64,7 @@ class LatestKeys:
         self._whole_count = 0
 
     def __len__(self) -> int:
-        """Of what is bounded by `keys_max`."""
+        """Count all that is bounded by `keys_max`."""
         return len(self._latest) + self._chunk_count + self._whole_count
 
     def keep(self, position: Position) -> None:

@@ -54,7 +54,7 @@ from magnetar.model.ids import Position
 from magnetar.model.isolation import ReadIsolation, isolation_properties
 from magnetar.model.names import Domain
 from magnetar.model.position_set import PositionSet
-from magnetar.model.subscriptions import InitialPosition, SubscriptionType
+from magnetar.model.subscriptions import COMPACTION, InitialPosition, SubscriptionType
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.metrics import EXPIRED_ENTRIES
@@ -332,7 +332,11 @@ class Subscription:
         # a transaction has acknowledged stays behind.
         elif state.type.takes_cumulative_acks and acks:
             self._held.ack_through(acks[-1])
-            state.on_acked_through(self.cursor.mark_delete)
+            through, asked = self.cursor.mark_delete, acks[-1].position
+            # What the log has dropped is done with, though no mark can stand there.
+            if through < asked < self._topic.ledger.first_position():
+                through = asked
+            state.on_acked_through(through)
         if woken:
             self.wake.advance()
 
@@ -488,12 +492,17 @@ class Subscription:
 
     async def seek_time(self, ms: int) -> None:
         """Begin again at the first entry published at or after a moment, or else at the end."""
+        compacted = any(each.options.read_compacted for each in self.consumers)
         self._begin_seek()
         try:
             # Taken before the search: what is published meanwhile is later than the moment, and
             # delivered.
             end = self._topic.max_read_position()
             found = await self._topic.ledger.find_by_time(ms, publish_time_of)
+            if compacted and (view := self._topic.compacted) is not None:
+                # The log may have dropped what is in the view.
+                earlier = await view.find_by_time(ms, publish_time_of)
+                found = min((each for each in (found, earlier) if each is not None), default=None)
             await self.cursor.reset(end if found is None else found.previous)
         finally:
             self._end_seek()
@@ -577,6 +586,8 @@ class Subscription:
         """Replace what it was made with, but for its isolation, which does not change."""
         if not self.durable:
             raise NotAllowed(f"subscription {self.name} is not durable: nothing of it is stored")
+        if self.name == COMPACTION:
+            raise NotAllowed(f"{COMPACTION} has properties of its own, which name a ledger")
         kept = isolation_properties(self.cursor.properties)
         if isolation_properties(properties) not in ({}, kept):
             raise NotAllowed(f"the isolation of subscription {self.name} cannot be changed")

@@ -22,6 +22,7 @@ from magnetar.broker.topic.quotas import enforce_quotas
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import MagnetarError
 from magnetar.model.names import Domain, TopicName
+from magnetar.model.subscriptions import COMPACTION
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
@@ -31,8 +32,6 @@ from magnetar.runtime.slices import SlicePace
 CARE_SECONDS: Final = 60.0
 """Between two looks at every topic for quotas, retention and disuse."""
 
-_COMPACTION: Final = "__compaction"
-"""The subscription of Pulsar's compaction: it has to see everything."""
 _SECONDS_PER_MINUTE: Final = 60.0
 
 _LOG: Final = logger(__name__)
@@ -88,7 +87,7 @@ class TopicMaintenance:
             policies = topic.policies
             if topic.closing or topic.lost is not None:
                 return
-            if name == _COMPACTION:
+            if name == COMPACTION:
                 continue
             if policies.message_ttl_seconds:
                 await subscription.expire(policies.message_ttl_seconds)

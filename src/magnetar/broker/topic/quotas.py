@@ -5,7 +5,8 @@ Owns: `TopicQuotas`, and `enforce_quotas`, one look at all topics that are given
 Invariants:
 1. Nothing is refused at SEND, and nothing is looked at without a quota.
 2. The backlog is that of the durable subscription that is furthest behind; without one there is
-   none. What is let go goes for all of them, and nothing above the maxReadPosition.
+   none. What is let go goes for all of them, and nothing above the maxReadPosition. The position
+   of the topic's compaction is not one of them.
 3. A topic whose look fails holds no other up.
 
 Relies on: `quota_rules`, where it is decided; clients, which come back after CLOSE_PRODUCER, and
@@ -26,6 +27,7 @@ from magnetar.errors import BacklogFull, BacklogHeld, MagnetarError, RequestErro
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
+from magnetar.model.subscriptions import COMPACTION
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import EVICTED_ENTRIES
@@ -137,7 +139,12 @@ class TopicQuotas:
         return (self._clock.now_ms() - self._oldest.published_ms) / _MS_PER_SECOND
 
     def _durable(self) -> list[Subscription]:
-        return [each for each in self._topic.subscriptions.values() if each.durable]
+        # What waits to be compacted is nobody's backlog, and must not be let go.
+        return [
+            each
+            for each in self._topic.subscriptions.values()
+            if each.durable and each.name != COMPACTION
+        ]
 
     def _slowest(self) -> Subscription | None:
         return min(self._durable(), key=lambda each: each.first_unacked(), default=None)

@@ -35,12 +35,13 @@ from magnetar.errors import (
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.model.ids import Position
 from magnetar.model.isolation import ReadIsolation, asked_isolation, stored_isolation
-from magnetar.model.subscriptions import check_subscription_name
+from magnetar.model.subscriptions import COMPACTION, check_subscription_name
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
 
 _MS_PER_SECOND: Final = 1000
+_READ: Final = "read the topic compacted, with a subscription or reader of your own"
 
 
 class TopicSubscriptions:
@@ -180,7 +181,8 @@ class TopicSubscriptions:
         async with self._turn:
             if name in self._by_name:
                 return False
-            self._check_room(policies)
+            if name != COMPACTION:
+                self._check_room(policies)
             ledger = self._topic.ledger
             self._open(await ledger.create_cursor(name, mark_delete, dict(properties or {})))
             return True
@@ -226,7 +228,8 @@ class TopicSubscriptions:
 
     def _check_room(self, policies: TopicPolicies) -> None:
         limit = policies.max_subscriptions
-        if limit and len(self._by_name) >= limit:
+        # The broker's own is none that a user made.
+        if limit and len(self._by_name) - (COMPACTION in self._by_name) >= limit:
             raise NotAllowed(f"{self._topic.name} has {limit} subscriptions, its limit")
 
     # --- the end
@@ -282,6 +285,8 @@ def check_consumer_options(options: SubscribeRequest, policies: TopicPolicies) -
         # The protocol's own error for names has this code.
         raise ProducerBusy("a subscription needs a name")
     check_subscription_name(options.subscription)
+    if options.subscription == COMPACTION:
+        raise NotAllowed(f"{COMPACTION} is the position of the topic's compaction", hint=_READ)
     if options.read_compacted and not options.type.takes_cumulative_acks:
         raise NotAllowed("compacted reading needs an Exclusive or Failover subscription")
     kind = TYPE_NAMES[options.type]

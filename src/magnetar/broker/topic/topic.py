@@ -35,6 +35,8 @@ from typing import Final
 import msgspec
 
 from magnetar.broker.api import DROPPED, LastMessage, ProducerRequest, SubscribeRequest
+from magnetar.broker.compact.compacted_ledger import CompactedLedger
+from magnetar.broker.compact.compaction import Compaction
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.delay_rule import BROKER_DELAYS, DelayRule
 from magnetar.broker.dispatch.dispatcher import ReadWindow
@@ -71,6 +73,7 @@ from magnetar.model.hashing import FULL_RING, HashRange
 from magnetar.model.ids import Position
 from magnetar.model.isolation import ReadIsolation
 from magnetar.model.names import TopicName
+from magnetar.model.subscriptions import COMPACTION
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.disk_space import PublishGate
 from magnetar.runtime.limits import Limits
@@ -144,6 +147,8 @@ class TopicParts:
     """Of segments of scalable topics, where no policy says otherwise."""
     delays: DelayRule = BROKER_DELAYS
     """What the broker alone decides on messages that wait for their time."""
+    compaction_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """One topic is compacted at a time: the memory for its keys is that of the broker."""
 
 
 class Topic:
@@ -209,6 +214,7 @@ class Topic:
             parts.clock,
         )
         self.quotas = TopicQuotas(self, parts.clock)
+        self.compaction = _compaction_of(self, parts)
         self._deleting = False
         self._closing: asyncio.Task[None] | None = None
         # Switching dedup on and off awaits: two changes of policy must not overlap.
@@ -242,6 +248,7 @@ class Topic:
         # counts.
         await self._transactions.recover()
         self._subscriptions.load()
+        await self.compaction.load()
         await self._dedup.load(wanted=self.policies.deduplication)
         self._tasks.spawn(self._wake_subscriptions(), "wake")
         self._tasks.spawn(self._mend(), "mend")
@@ -249,6 +256,8 @@ class Topic:
             self._tasks.spawn(loop, "transactions")
         # A topic that was terminated in a former life.
         self._watch_ends()
+        if self.policies.compaction_threshold:
+            await self.compaction.keep_all()
 
     # --- what it knows
 
@@ -296,14 +305,26 @@ class Topic:
         for subscription in list(self.subscriptions.values()):
             await subscription.rescan_transactions()
 
-    async def last_message(self, isolation: ReadIsolation | None = None) -> LastMessage:
-        """The last message that a consumer could get."""
+    @property
+    def compacted(self) -> CompactedLedger | None:
+        """What consumers that read compacted get first; None: it was never compacted."""
+        return self.compaction.view
+
+    async def last_message(
+        self, isolation: ReadIsolation | None = None, *, compacted: bool = False
+    ) -> LastMessage:
+        """The last message that a consumer could get, or one that reads compacted."""
         entry = await self._transactions.last_entry(isolation)
+        view = self.compacted if compacted else None
+        # Up to its horizon the view counts: what the log has there may have been left out.
+        if view is not None and (entry is None or entry.position <= view.horizon):
+            found = await self.compaction.last_message()
+            return LastMessage(DROPPED, -1) if found is None else LastMessage(*found)
         if entry is None:
             return LastMessage(DROPPED, -1)
-        view = EntryView.of(entry)
+        last = EntryView.of(entry)
         # MessageId's batch index: -1 means that the entry is no batch.
-        return LastMessage(view.position, view.num_messages - 1 if view.is_batch else -1)
+        return LastMessage(last.position, last.num_messages - 1 if last.is_batch else -1)
 
     async def find_by_time(self, ms: int) -> Position | None:
         """The first entry published at or after `ms`; None: there is none."""
@@ -431,6 +452,8 @@ class Topic:
         """Remove a subscription; refused while consumers other than `by` are connected."""
         self._check_open()
         subscription = self.subscriptions.get(name)
+        if name == COMPACTION:
+            await self.compaction.forget()
         await self._subscriptions.delete(name, by=by, force=force)
         if subscription is not None:
             self._ends.unwatch(subscription)
@@ -465,6 +488,8 @@ class Topic:
                 self._subscriptions.wake()  # some may be due by now
             if _unacked_limits(policies) != _unacked_limits(before):
                 self._subscriptions.limits_changed()
+            if policies.compaction_threshold:
+                await self.compaction.keep_all()
             # The rest is read from `policies` when it is needed.
             if policies.deduplication == before.deduplication:
                 return
@@ -615,8 +640,9 @@ class Topic:
             # The ledger's deletion decides. What is deleted after it has no topic any more, and is
             # found by name if this stops half-way.
             await self.producers.close(gone)
+            await self.compaction.close()
             await self._subscriptions.close(gone)
-            await self.ledger.delete()
+            await self.ledger.delete(also=self.compaction.ledgers)
             await self._transactions.delete()
             await self._dedup.end()
         except BaseException:
@@ -644,6 +670,7 @@ class Topic:
         # the ledger that they write to goes last.
         steps: list[Callable[[], Awaitable[None]]] = [
             partial(self.producers.close, reason),
+            self.compaction.close,
             partial(self._subscriptions.close, reason),
             self._last_snapshot,
             self._transactions.close,
@@ -734,6 +761,7 @@ class Topic:
             backlog_quota_limit_time=self.policies.age_quota.limit_time,
             oldest_backlog_message_age_seconds=oldest_seconds,
             oldest_backlog_message_subscription_name=oldest_of,
+            compaction=self.compaction.stats(),
         )
         return with_sums(stats)
 
@@ -742,6 +770,14 @@ class Topic:
         entries = self.ledger.entries
         backlog = max((each.backlog() for each in self.subscriptions.values()), default=0)
         return self.ledger.size_bytes * backlog // entries if entries else 0
+
+
+def _compaction_of(topic: Topic, parts: TopicParts) -> Compaction:
+    writable = parts.publish_gate.check
+    turns = parts.compaction_turns
+    return Compaction(
+        topic, parts.ledgers, parts.clock, parts.limits, turns, check_writable=writable
+    )
 
 
 def _unacked_limits(policies: TopicPolicies) -> tuple[int, int]:
