@@ -18,7 +18,7 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Iterable
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -153,7 +153,7 @@ def last_of_keys(batch: Opened) -> Generator[None, None, dict[str, int]]:
 def rebuilt(
     batch: Opened, survivors: Collection[int]
 ) -> Generator[None, None, tuple[pb.MessageMetadata, bytes] | None]:
-    """The metadata and payload of a batch without the others; None: there are no others.
+    """The metadata and payload of a batch without the others; None: it stays as it is.
 
     `packed_entry` makes an entry of them.
     """
@@ -174,7 +174,8 @@ def rebuilt(
         at = following
         if index % SLICE_MESSAGES == SLICE_MESSAGES - 1:
             yield
-    if not had_others:
+    # A producer may have written a list of its own: what is kept must not say what is not so.
+    if not had_others and set(batch.metadata.compacted_batch_indexes) in (set(), wanted):
         return None
     metadata = pb.MessageMetadata()
     metadata.CopyFrom(batch.metadata)
@@ -198,8 +199,24 @@ def last_index(entry: bytes) -> int:
     found = opened(entry)
     if found is None or not found.metadata.HasField("num_messages_in_batch"):
         return -1
-    survivors = found.metadata.compacted_batch_indexes
-    return max(survivors) if survivors else found.metadata.num_messages_in_batch - 1
+    last = found.metadata.num_messages_in_batch - 1
+    return max((each for each in _listed(found.metadata) if each <= last), default=last)
+
+
+def survivors_of(entry: bytes, messages: int) -> int | None:
+    """The set of messages of a batch that are there, a bit each; None: all of them."""
+    found = opened(entry)
+    if found is None or not found.metadata.compacted_batch_indexes:
+        return None
+    survivors = 0
+    for index in _listed(found.metadata):
+        # As many as its bytes may hold, whatever it says: an index costs a bit of memory each.
+        survivors |= 1 << index if index < messages else 0
+    return survivors or None
+
+
+def _listed(metadata: pb.MessageMetadata) -> Iterable[int]:
+    return (index for index in metadata.compacted_batch_indexes if index >= 0)
 
 
 def _key_of(metadata: pb.MessageMetadata) -> str | None:

@@ -28,6 +28,7 @@ from itertools import repeat
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from magnetar.broker.api import Delivery
+from magnetar.broker.compact.batches import survivors_of
 from magnetar.broker.compact.compacted_ledger import CompactedLedger
 from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.delays import Delays
@@ -421,7 +422,7 @@ class Dispatcher:
         cursor.read_position = entries[-1].position.next if entries else view.horizon.next
         opened = [each for each in entries if not cursor.is_acked(each.position)]
         self._passed_over = 1 + len(entries) - len(opened)
-        self._hand_out(state, opened, are_new=True)
+        self._hand_out(state, opened, are_new=True, compacted=True)
         return True
 
     # --- entries with a time of delivery
@@ -514,9 +515,16 @@ class Dispatcher:
 
     # --- handing out
 
-    def _hand_out(self, state: DispatchState, entries: list[Entry], *, are_new: bool) -> bool:
+    def _hand_out(
+        self,
+        state: DispatchState,
+        entries: list[Entry],
+        *,
+        are_new: bool,
+        compacted: bool = False,
+    ) -> bool:
         self._handled = len(entries)
-        unsent = self._judged(entries, state, are_new)
+        unsent = self._judged(entries, state, are_new, compacted)
         plan = state.plan(unsent) if are_new else state.plan_waiting(unsent)
         if not plan.deliveries:
             return False
@@ -532,7 +540,9 @@ class Dispatcher:
         DISPATCHED_ENTRIES.inc(sum(map(len, by_key.values())))
         return True
 
-    def _judged(self, entries: list[Entry], state: DispatchState, are_new: bool) -> list[Unsent]:
+    def _judged(
+        self, entries: list[Entry], state: DispatchState, are_new: bool, compacted: bool
+    ) -> list[Unsent]:
         """Entries with their numbers of messages; those that wait with their redelivery counts."""
         active = self._membership.active
         epoch = None if active is None else active.epoch
@@ -547,6 +557,11 @@ class Dispatcher:
             messages = messages_in(payload)
             # Of a batch acknowledged in part only the rest costs permits; its client is told.
             open_indexes = self._cursor.unacked_indexes(position) if messages > 1 else None
+            if compacted:
+                # Not all clients look at the mark of what was compacted out; at this they do.
+                open_indexes = _surviving(payload, messages, open_indexes)
+                if open_indexes == 0:
+                    continue
             ack_set: tuple[int, ...] = ()
             if open_indexes is not None:
                 messages, ack_set = open_indexes.bit_count(), words_of(open_indexes)
@@ -563,6 +578,14 @@ _new: Final[Any] = tuple.__new__
 def messages_in(payload: bytes) -> int:
     """How many messages an entry holds, without parsing most of those that hold one."""
     return EntryView(UNPLACED, payload).num_messages if may_be_batch(payload) else 1
+
+
+def _surviving(payload: bytes, messages: int, open_indexes: int | None) -> int | None:
+    """The open messages of a batch that were not compacted out."""
+    survivors = survivors_of(payload, messages)
+    if survivors is None or open_indexes is None:
+        return open_indexes if survivors is None else survivors
+    return survivors & open_indexes
 
 
 def _runs(positions: list[Position]) -> Iterator[tuple[Position, int]]:

@@ -17,6 +17,7 @@ from magnetar.broker.compact.batches import (
     opened,
     packed_entry,
     rebuilt,
+    survivors_of,
     unfolded,
 )
 from magnetar.client.message.batch import (
@@ -93,6 +94,8 @@ def test_survivors_keep_their_index_and_their_bytes(
     else:
         assert left == entry
     assert last_index(left) == survivors[-1]
+    some = None if len(survivors) == count else sum(1 << each for each in survivors)
+    assert survivors_of(left, count) == some
     # Once more: what is gone stays gone, and the list is made anew.
     again = sorted(data.draw(st.sets(st.sampled_from(survivors), min_size=1)))
     fewer = cut(left, again)
@@ -196,3 +199,19 @@ def test_what_cannot_be_opened_is_not_judged() -> None:
     it = found(encode_entry(said, len(back).to_bytes(4, "big") + back))
     with pytest.raises(UnreadableMessage):
         done(last_of_keys(it))
+
+
+def test_a_list_that_a_producer_made_up_is_not_believed() -> None:
+    plain = batch([outgoing(0, "a", b"1"), outgoing(1, "b", b"2")])
+    said = metadata_of(plain)
+    said.compacted_batch_indexes.extend([-1, 1, 2**31 - 1])
+    lying = encode_entry(said, found(plain).payload)
+    assert last_index(lying) == 1
+    assert survivors_of(lying, 2) == 0b10
+    # Nothing of it is left out, and yet it is made anew.
+    left = cut(lying, [0, 1])
+    assert list(metadata_of(left).compacted_batch_indexes) == [0, 1]
+    assert values(left) == values(plain)
+    said.ClearField("compacted_batch_indexes")
+    said.compacted_batch_indexes.append(-7)
+    assert survivors_of(encode_entry(said, found(plain).payload), 2) is None
