@@ -146,6 +146,10 @@ bench-stalls: $(STAMP) ## 70 % load for MINUTES=10: receipts, and the longest tu
 bench-delayed: $(STAMP) ## a million messages that wait for their time: memory, start, processor, lateness
 	$(BIN)/python -m bench.delayed
 
+.PHONY: bench-compaction
+bench-compaction: $(STAMP) ## a million messages of 10,000 keys are compacted beside a publisher: both rates
+	$(BIN)/python -m bench.compaction
+
 .PHONY: bench-split
 bench-split: $(STAMP) ## a topic splits and merges under load: message set, order, stalls
 	$(BIN)/python -m bench.split

@@ -186,7 +186,7 @@ class Limits:
         1_000_000, "keys", "of one topic while it is compacted; only one is at a time"
     )
     compaction_messages_per_second: int = _limit(
-        200_000, "messages", "compacted in a second, but for the time that the work takes"
+        160_000, "messages", "compacted in a second, but for the time that the work takes"
     )
     command_ids_max: int = _limit(
         50_000, "message ids", "in one ACK or REDELIVER_UNACKNOWLEDGED_MESSAGES"

@@ -134,6 +134,44 @@ def test_a_consumer_of_a_compacted_topic(kind: SubscriptionType) -> None:
     play(story)
 
 
+@pytest.mark.parametrize("scalable", [None, False], ids=["metadata", "markers"])
+def test_only_what_is_committed_is_compacted(scalable: bool | None) -> None:
+    async def story(stage: Stage) -> None:
+        async with (
+            new_client(stage) as client,
+            await client.producer(REGULAR, batching=False) as producer,
+        ):
+            await producer.send(b"1", key="a")
+            await producer.send(b"1", key="b")
+            async with client.transaction(scalable=scalable) as txn:
+                await producer.send(b"committed", key="a", txn=txn)
+            bad = await client.transaction(scalable=scalable)
+            await producer.send(b"aborted", key="b", txn=bad)
+            await bad.abort()
+            late = await client.transaction(scalable=scalable)
+            await producer.send(b"late", key="c", txn=late)
+            await producer.send(b"1", key="d")
+            await compact(stage)
+            # Behind the undecided one nothing can be seen yet, by nobody.
+            expected = [("b", b"1"), ("a", b"committed")]
+            reader = await client.reader(REGULAR, start=EARLIEST, read_compacted=True)
+            assert await read_all(reader) == expected
+            await late.commit()
+            assert await read_all(reader) == [("c", b"late"), ("d", b"1")]
+            # What a transaction left in the view is there though its log is gone.
+            await on_topics(stage, lambda each: str(each) == REGULAR, Topic.close)
+            await producer.send(b"1", key="e")
+            await compact(stage)
+            await on_topics(
+                stage, lambda each: str(each) == REGULAR, lambda topic: topic.trim(KEEP_NOTHING)
+            )
+            again = await client.reader(REGULAR, start=EARLIEST, read_compacted=True)
+            rest = [("c", b"late"), ("d", b"1"), ("e", b"1")]
+            assert await read_all(again) == expected + rest
+
+    play(story)
+
+
 def test_segments_are_read_compacted_over_a_split() -> None:
     """Keys that moved: the parent's view before the child's, and what deletes a key stays."""
 

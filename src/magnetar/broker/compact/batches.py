@@ -38,8 +38,16 @@ _SIZE: Final = struct.Struct(">I")
 # SingleMessageMetadata: payload_size 0, compacted_out.
 _GONE_METADATA: Final = b"\x18\x00\x20\x01"
 _GONE: Final = _SIZE.pack(len(_GONE_METADATA)) + _GONE_METADATA
-# No text in UTF-8 has a lone surrogate, so keys that are bytes never equal keys that are text.
-_BASE64_MARK: Final = "\ud800"
+# Tags of SingleMessageMetadata, and the largest digit that is the last of its number.
+_KEY: Final = 0x12
+_PAYLOAD_SIZE: Final = 0x18
+_SEQUENCE_ID: Final = 0x40
+_DIGIT: Final = 0x7F
+_NUMBER_BYTES: Final = 10
+"""Tag and digits of a number that is looked at by hand."""
+
+# No text in UTF-8 has this byte, so keys that are bytes never equal keys that are text.
+_BASE64_MARK: Final = b"\xff"
 
 
 class Chunk(NamedTuple):
@@ -78,7 +86,7 @@ class Opened(NamedTuple):
         return len(metadata.compacted_batch_indexes) or metadata.num_messages_in_batch
 
     @property
-    def key(self) -> str | None:
+    def key(self) -> bytes | None:
         """The key of the entry as a whole."""
         return _key_of(self.metadata)
 
@@ -121,10 +129,13 @@ def unfolded(batch: Opened) -> Opened | None:
     return Opened(metadata, data)
 
 
-def last_of_keys(batch: Opened) -> Generator[None, None, dict[str, int]]:
+def last_of_keys(batch: Opened) -> Generator[None, None, dict[bytes, int]]:
     """Find each key of a batch: the index of its last message, or `~index` if that deletes it."""
     # Within a batch the last message of a key is all that counts, so later steps see each key once.
-    found: dict[str, int] = {}
+    usual = yield from _usual_keys(batch.payload, batch.metadata.num_messages_in_batch)
+    if usual is not None:
+        return usual
+    found: dict[bytes, int] = {}
     data, at, parse = batch.payload, 0, pb.SingleMessageMetadata.FromString
     count = batch.metadata.num_messages_in_batch
     try:
@@ -137,7 +148,7 @@ def last_of_keys(batch: Opened) -> Generator[None, None, dict[str, int]]:
             if size < 0 or at > len(data):
                 raise UnreadableMessage(f"message {index} of a batch goes beyond its end")
             if not said.compacted_out and said.HasField("partition_key"):
-                key = said.partition_key
+                key = said.partition_key.encode()
                 if said.partition_key_b64_encoded:
                     key = _BASE64_MARK + key
                 found[key] = ~index if said.null_value or not size else index
@@ -148,6 +159,51 @@ def last_of_keys(batch: Opened) -> Generator[None, None, dict[str, int]]:
     if at != len(data):
         raise UnreadableMessage(f"a batch of {count} messages has {len(data) - at} bytes more")
     return found
+
+
+def _usual_keys(data: bytes, count: int) -> Generator[None, None, dict[bytes, int] | None]:
+    """Read messages of the usual form by hand, twice as fast; None: one of them has another form.
+
+    That is a key in ASCII and a payload size, both short, and a sequence id or nothing more.
+    """
+    found: dict[bytes, int] = {}
+    at = 0
+    try:
+        for index in range(count):
+            key_at = at + 6
+            stop = at + 4 + data[at + 3]
+            tail = key_at + data[at + 5]
+            if data[at] | data[at + 1] | data[at + 2] or data[at + 4] != _KEY:
+                return None
+            key = data[key_at:tail]
+            size = data[tail + 1]
+            if data[tail] != _PAYLOAD_SIZE or not key.isascii():
+                return None
+            tail += 2
+            # Two digits, that is up to 16 KiB.
+            if size > _DIGIT:
+                if data[tail] > _DIGIT:
+                    return None
+                size += (data[tail] << 7) - 128
+                tail += 1
+            left = stop - tail
+            # Of the number only the last digit says that it is the last: nothing follows it.
+            if left and (
+                not 2 <= left <= _NUMBER_BYTES
+                or data[tail] != _SEQUENCE_ID
+                or data[stop - 1] > _DIGIT
+                or (left > 2 and data[stop - 2] <= _DIGIT)
+                or (left > 3 and min(data[tail + 1 : stop - 2]) <= _DIGIT)
+            ):
+                return None
+            found[key] = index if size else ~index
+            at = stop + size
+            if index % SLICE_MESSAGES == SLICE_MESSAGES - 1:
+                yield
+    except IndexError:
+        return None
+    # What does not fit is for the general way to tell.
+    return found if at == len(data) else None
 
 
 def rebuilt(
@@ -219,10 +275,10 @@ def _listed(metadata: pb.MessageMetadata) -> Iterable[int]:
     return (index for index in metadata.compacted_batch_indexes if index >= 0)
 
 
-def _key_of(metadata: pb.MessageMetadata) -> str | None:
+def _key_of(metadata: pb.MessageMetadata) -> bytes | None:
     if not metadata.HasField("partition_key"):
         return None
-    key = metadata.partition_key
+    key = metadata.partition_key.encode()
     return _BASE64_MARK + key if metadata.partition_key_b64_encoded else key
 
 

@@ -49,7 +49,7 @@ class LatestKeys:
         """How many with a key were there, doubles within one batch left out."""
         self._keys_max = keys_max
         self._keeps_deletions = keeps_deletions
-        self._latest: dict[str, int] = {}
+        self._latest: dict[bytes, int] = {}
         # By entry: how many of its messages are the last ones of their keys, and where it stands.
         # Who has none any more is forgotten, so there are never more of them than keys.
         self._live: dict[int, int] = {}
@@ -83,7 +83,7 @@ class LatestKeys:
         else:
             self._note(position, {key: ~0 if entry.is_null else 0}, is_batch=False)
 
-    def note_batch(self, position: Position, last: dict[str, int]) -> None:
+    def note_batch(self, position: Position, last: dict[bytes, int]) -> None:
         """The keys of a batch, as `last_of_keys` found them."""
         if last:
             self._note(position, last, is_batch=True)
@@ -109,7 +109,7 @@ class LatestKeys:
 
     # --- parts
 
-    def _note(self, position: Position, last: dict[str, int], *, is_batch: bool) -> int:
+    def _note(self, position: Position, last: dict[bytes, int], *, is_batch: bool) -> int:
         """What an entry says of its keys; the number of the entry."""
         number = self._number
         self._number += 1
@@ -133,7 +133,7 @@ class LatestKeys:
         self._check()
         return number
 
-    def _note_chunk(self, position: Position, key: str, chunk: Chunk) -> None:
+    def _note_chunk(self, position: Position, key: bytes, chunk: Chunk) -> None:
         # A message begins with its first chunk, also where it was sent once more.
         if chunk.number == 0:
             self._forget_chunks(chunk.message)

@@ -133,11 +133,11 @@ def test_of_each_key_of_a_batch_the_last_message_counts() -> None:
         outgoing(7, "YQ==", b"4"),
     ]
     last = done(last_of_keys(found(batch(messages))))
-    assert last.pop("\ud800YQ==") == 6, "bytes are another key than the text of their base64"
-    assert last == {"a": 3, "b": ~4, "c": ~5, "YQ==": 7}
+    assert last.pop(b"\xffYQ==") == 6, "bytes are another key than the text of their base64"
+    assert last == {b"a": 3, b"b": ~4, b"c": ~5, b"YQ==": 7}
     # What was compacted out before says nothing.
     left = cut(batch(messages), [0, 2])
-    assert done(last_of_keys(found(left))) == {"a": 0, "b": 2}
+    assert done(last_of_keys(found(left))) == {b"a": 0, b"b": 2}
 
 
 def test_a_large_batch_is_looked_at_in_slices() -> None:
@@ -153,16 +153,16 @@ def test_a_large_batch_is_looked_at_in_slices() -> None:
 @pytest.mark.parametrize(
     ("message", "key", "null"),
     [
-        (outgoing(0, "a", b"1"), "a", False),
-        (outgoing(0, "a", b""), "a", True),
-        (outgoing(0, "a", None), "a", True),
+        (outgoing(0, "a", b"1"), b"a", False),
+        (outgoing(0, "a", b""), b"a", True),
+        (outgoing(0, "a", None), b"a", True),
         (outgoing(0, None, b"1"), None, False),
-        (outgoing(0, b"a", b"1"), "\ud800YQ==", False),
+        (outgoing(0, b"a", b"1"), b"\xffYQ==", False),
     ],
 )
 @pytest.mark.parametrize("kind", [Compression.NONE, Compression.ZLIB])
 def test_an_entry_of_one_message(
-    message: Outgoing, key: str | None, null: bool, kind: Compression
+    message: Outgoing, key: bytes | None, null: bool, kind: Compression
 ) -> None:
     entry = single_entry(message, Stamp("p", 1, kind)).headers_and_payload
     it = found(entry)
@@ -175,7 +175,7 @@ def test_an_encrypted_batch_is_one_message() -> None:
     metadata.partition_key = "outer"
     metadata.encryption_keys.add(key="k", value=b"v")
     it = found(encode_entry(metadata, b"\x00secret"))
-    assert (it.is_batch, it.key, it.is_null) == (False, "outer", False)
+    assert (it.is_batch, it.key, it.is_null) == (False, b"outer", False)
 
 
 def test_what_cannot_be_opened_is_not_judged() -> None:
@@ -215,3 +215,37 @@ def test_a_list_that_a_producer_made_up_is_not_believed() -> None:
     said.ClearField("compacted_batch_indexes")
     said.compacted_batch_indexes.append(-7)
     assert survivors_of(encode_entry(said, found(plain).payload), 2) is None
+
+
+@given(st.lists(st.builds(
+    Outgoing,
+    payload=st.sampled_from([b"", b"v", bytes(200), bytes(20_000)]),
+    sequence_id=st.integers(0, 2**63 - 1) | st.integers(0, 300),
+    key=st.none() | st.sampled_from(["", "a", "b" * 130, "\u00e4", b"a"]),
+    event_time_ms=st.sampled_from([0, 0, 0, 7]),
+    null_value=st.booleans(),
+    properties=st.sampled_from([{}, {}, {"a": "b"}]),
+), min_size=1, max_size=8))  # fmt: skip
+def test_keys_are_those_that_a_client_reads(messages: list[Outgoing]) -> None:
+    entry = batch(messages)
+    expected: dict[bytes, int] = {}
+    for index, (said, payload) in enumerate(messages_in(open_entry(entry))):
+        if said.HasField("partition_key"):
+            mark = b"\xff" if said.partition_key_b64_encoded else b""
+            is_null = said.null_value or not payload
+            expected[mark + said.partition_key.encode()] = ~index if is_null else index
+    assert done(last_of_keys(found(entry))) == expected
+
+
+def test_what_follows_a_sequence_id_is_not_passed_over() -> None:
+    """A number that seems to be longer than it is, and a flag behind it."""
+    flags = (b"\x20\x01", b"\x48\x01", b"\x30\x01")
+    for tail in (b"\x40\x05", b"\x40\x85\x01", b"\x40\x85\x85\x85\x01", b""):
+        results = []
+        for flag in (b"", *flags):
+            said = b"\x12\x01a\x18\x01" + tail + flag
+            metadata = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=0)
+            metadata.num_messages_in_batch = 1
+            body = len(said).to_bytes(4, "big") + said + b"v"
+            results.append(done(last_of_keys(found(encode_entry(metadata, body)))))
+        assert results == [{b"a": 0}, {}, {b"a": ~0}, {b"\xffa": 0}]
