@@ -542,6 +542,8 @@ class Subscription:
         """
         if self._closing or self._seeking:
             raise ServiceNotReady(f"subscription {self.name} is being closed or reset")
+        if self.name == COMPACTION:
+            raise NotAllowed(f"{COMPACTION} is moved by the topic's compaction alone")
         # Range readers move a cursor that nobody reads; beside consumers it would take their
         # messages.
         if self.consumers:

@@ -5,6 +5,8 @@ Owns: `CompactionChecks`, one loop over all of them, and the pure `is_due`.
 Invariants:
 1. A topic is compacted when the log behind its compacted view has more bytes than its policy
    `compactionThreshold` says; 0: never. One after the other, in the order in which they are found.
+   As long as there is a threshold, what was not compacted is kept, also if somebody has deleted
+   the subscription that sees to it.
 2. What keeps failing is tried again after pauses that double, an hour at most: a topic with too
    many keys must not be read as a whole every minute.
 """
@@ -57,16 +59,28 @@ class CompactionChecks:
             # A list: topics come and go in the pauses.
             for topic in list(self._loaded.values()):
                 await pace.after()
-                if isinstance(topic, Topic) and self._is_wanted(topic):
-                    await self._compact(topic)
+                # Most topics have no threshold, and nothing else is looked at.
+                if isinstance(topic, Topic) and topic.policies.compaction_threshold:
+                    await self._look_at(topic)
 
-    def _is_wanted(self, topic: Topic) -> bool:
-        # Most topics have no threshold, and nothing else is looked at.
+    async def _look_at(self, topic: Topic) -> None:
+        compaction = topic.compaction
+        if compaction.running or topic.closing or topic.lost is not None:
+            return
+        try:
+            await compaction.keep_all()
+            if self._is_due(topic):
+                compaction.begin()
+                await compaction.ended()
+        # Closed meanwhile, say; its next look comes.
+        except MagnetarError as error:
+            _LOG.warning("compaction-not-begun", topic=str(topic.name), error=str(error))
+
+    def _is_due(self, topic: Topic) -> bool:
         threshold, compaction = topic.policies.compaction_threshold, topic.compaction
-        if not threshold or compaction.running or topic.closing or topic.lost is not None:
-            return False
         horizon = None if topic.compacted is None else topic.compacted.horizon
-        return is_due(topic.ledger.ledger_spans, horizon, threshold) and self._may_retry(compaction)
+        is_much = is_due(topic.ledger.ledger_spans, horizon, threshold)
+        return is_much and self._may_retry(compaction)
 
     def _may_retry(self, compaction: Compaction) -> bool:
         report = compaction.report
@@ -75,11 +89,3 @@ class CompactionChecks:
         doubled = self._seconds * (1 << min(report.failures - 1, _DOUBLINGS_MAX))
         since_s = (self._clock.now_ms() - report.failed_ms) / _MS_PER_SECOND
         return since_s >= min(doubled, _PAUSE_SECONDS_MAX)
-
-    async def _compact(self, topic: Topic) -> None:
-        try:
-            topic.compaction.begin()
-        except MagnetarError as error:
-            _LOG.info("compaction-not-begun", topic=str(topic.name), error=str(error))
-            return
-        await topic.compaction.ended()

@@ -10,6 +10,7 @@ import pytest
 
 from magnetar.broker.compact.compaction_state import CompactionState
 from magnetar.broker.dispatch.consumer import News
+from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import Conflict, CorruptMetadata, DiskFailed, LedgerMissing, NotAllowed
 from magnetar.ledger.api import NO_ENTRY
@@ -301,6 +302,34 @@ def test_a_durable_subscription_reads_on_where_it_was() -> None:
     with_table(scenario)
 
 
+def test_clients_are_told_twice_what_was_compacted_out() -> None:
+    async def scenario(world: World, table: Table) -> None:
+        topic = table.topic
+        rows = [(f"k{number}", b"1") for number in range(5)]
+        await table.put(*rows)
+        await table.put(("k1", b"2"))
+        await table.put(("k3", b""), ("k9", b"1"))
+        await compact(topic)
+        request = compacted("s", durable=True)
+        subscription = await topic.subscription(request)
+        reader = subscription.add_consumer(request)
+        reader.flow(100)
+        await settled(lambda: reader.outbox_entries == 3)
+        first, second, third = reader.take()
+        told = [(each.num_messages, each.ack_set) for each in (first, second, third)]
+        assert told == [(3, (0b10101,)), (1, ()), (1, (0b10,))]
+        # Of what was acknowledged before, only the rest that there is.
+        subscription.ack(reader, [Ack(first.position, 0b10000)])
+        subscription.redeliver(reader)
+        await settled(lambda: reader.outbox_entries == 3)
+        assert [each.ack_set for each in reader.take()] == [(0b10000,), (), (0b10,)]
+        subscription.ack(reader, [Ack(first.position, 0b01010)])
+        subscription.redeliver(reader)
+        await settled(lambda: reader.outbox_entries == 2)
+
+    with_table(scenario)
+
+
 def test_a_seek_by_time_finds_what_only_the_view_has() -> None:
     async def scenario(world: World, table: Table) -> None:
         topic = table.topic
@@ -455,5 +484,7 @@ def test_its_position_is_nobodys_subscription() -> None:
             await topic.subscription(consumer(COMPACTION))
         with pytest.raises(NotAllowed, match="properties of its own"):
             await topic.subscriptions[COMPACTION].change_properties({})
+        with pytest.raises(NotAllowed, match="compaction alone"):
+            await topic.subscriptions[COMPACTION].move_to(Position(1, 0))
 
     with_table(scenario)

@@ -110,6 +110,9 @@ def test_a_topic_with_a_threshold_keeps_everything_from_its_loading_on() -> None
         await topic.subscription(consumer("s"))
         with pytest.raises(NotAllowed, match="1 subscriptions, its limit"):
             await topic.subscription(consumer("t"))
+        await topic.delete_subscription(COMPACTION)
+        await asyncio.sleep(2 * CHECK_SECONDS)
+        assert COMPACTION in topic.subscriptions, "as long as there is a threshold"
 
     with_topics(scenario)
 
