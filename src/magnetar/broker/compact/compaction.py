@@ -188,7 +188,7 @@ class Compaction:
     async def ended(self) -> None:
         """Wait until what runs now is over."""
         if self._task is not None:
-            await asyncio.wait({self._task})
+            await _over(self._task)
 
     async def close(self) -> None:
         """End what runs, at its next step; what it made is deleted."""
@@ -198,7 +198,7 @@ class Compaction:
             return
         if self._waits:
             task.cancel()
-        await asyncio.wait({task})
+        await _over(task)
 
     async def _run(self) -> None:
         report = self.report
@@ -216,8 +216,9 @@ class Compaction:
         except Exception as error:  # noqa: BLE001  reported and logged, whatever it is
             self._failed(str(error) if isinstance(error, MagnetarError) else repr(error))
             _LOG.error("compaction-failed", error, topic=str(self._topic.name))
-        except asyncio.CancelledError:
-            self._failed(f"{self._topic.name} is being unloaded")
+        # It waited for its turn, and its topic is being unloaded.
+        except BaseException as error:
+            self._failed(str(error) or f"{self._topic.name} is being unloaded")
             raise
         finally:
             self._waits = False
@@ -320,3 +321,10 @@ class Compaction:
             raise ServiceNotReady(f"{self._topic.name} is being unloaded")
         # It writes, too: not what is left for acknowledgements.
         self._check_writable()
+
+
+async def _over(task: asyncio.Task[None]) -> None:
+    """Wait until a run is over; how it went, its report tells."""
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
