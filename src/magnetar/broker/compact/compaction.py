@@ -213,9 +213,12 @@ class Compaction:
             COMPACTIONS.labels(outcome="success").inc()
             COMPACTION_REMOVED_MESSAGES.inc(report.removed)
         # Nobody waits for it (invariant 4): who asks hears of it, what is automatic comes again.
-        except Exception as error:  # noqa: BLE001  reported and logged, whatever it is
-            self._failed(str(error) if isinstance(error, MagnetarError) else repr(error))
-            _LOG.error("compaction-failed", error, topic=str(self._topic.name))
+        except MagnetarError as error:
+            self._failed(str(error))
+            _LOG.warning("compaction-failed", topic=str(self._topic.name), error=str(error))
+        except Exception as error:  # noqa: BLE001  a bug: logged with all that is known of it
+            self._failed(repr(error))
+            _LOG.error("compaction-crashed", error, topic=str(self._topic.name))
         # It waited for its turn, and its topic is being unloaded.
         except BaseException as error:
             self._failed(str(error) or f"{self._topic.name} is being unloaded")
@@ -235,6 +238,8 @@ class Compaction:
         """One run; how many messages it removed."""
         self._check()
         await self.keep_all()
+        # What a former run could not delete; mostly there is nothing.
+        await self._drop()
         former = self.view
         end = self._topic.max_read_position()
         begin = EARLIEST if former is None else former.horizon

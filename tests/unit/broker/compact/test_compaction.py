@@ -406,6 +406,40 @@ def test_a_failed_run_leaves_everything_as_it_was(operation: Operation) -> None:
     with_table(scenario)
 
 
+def test_a_bug_in_a_run_is_reported_and_no_end_of_it_all(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(world: World, table: Table) -> None:
+        topic = table.topic
+        await table.put(("a", b"1"))
+        visible, topic.is_visible = topic.is_visible, lambda entry: bool(1 // 0)
+        topic.compaction.begin()
+        await topic.compaction.ended()
+        assert topic.compaction.report.status == "ERROR"
+        assert "ZeroDivisionError" in topic.compaction.report.last_error
+        assert "compaction-crashed" in caplog.text
+        topic.is_visible = visible
+        await compact(topic)
+
+    with_table(scenario)
+
+
+def test_a_view_that_could_not_be_deleted_goes_later() -> None:
+    async def scenario(world: World, table: Table) -> None:
+        topic = table.topic
+        await table.put(("a", b"1"))
+        await compact(topic)
+        await table.put(("a", b"2"))
+        world.ledgers.fail_next(DiskFailed("no"), operation="delete")
+        await compact(topic)
+        assert len(topic.compaction.ledgers) == 2
+        assert folded(await read(topic)) == table.values
+        await compact(topic)
+        assert len(topic.compaction.ledgers) == 1
+
+    with_table(scenario)
+
+
 def test_a_topic_with_too_many_keys_says_so() -> None:
     async def scenario(world: World, table: Table) -> None:
         await table.put_all((f"k{number}", b"1") for number in range(12))

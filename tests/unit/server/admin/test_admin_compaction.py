@@ -116,6 +116,20 @@ def test_each_partition_is_compacted(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_topic_that_becomes_scalable_keeps_its_view(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.produce(FULL, 3, key="k")
+        await world.change("PUT", f"{TOPIC}/compaction")
+        await ended(world, TOPIC)
+        await world.change("POST", "scalable/public/default/t/migrate")
+        assert (await world.get("scalable/public/default/t/subscriptions"))["subscriptions"] == {}
+        view = loaded(world, FULL).compacted
+        assert view is not None
+        assert (await view.info()).last_entry == 0
+
+    run(tmp_path, scenario)
+
+
 def test_every_segment_is_compacted(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         await world.refuse(404, "PUT", f"{SCALABLE}/compaction")
