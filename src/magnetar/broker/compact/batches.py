@@ -206,14 +206,12 @@ def _usual_keys(data: bytes, count: int) -> Generator[None, None, dict[bytes, in
     return found if at == len(data) else None
 
 
-def rebuilt(
-    batch: Opened, survivors: Collection[int]
-) -> Generator[None, None, tuple[pb.MessageMetadata, bytes] | None]:
-    """The metadata and payload of a batch without the others; None: it stays as it is.
+def rebuilt(batch: Opened, survivors: Collection[int]) -> Generator[None, None, list[bytes] | None]:
+    """The messages of a batch without the others; None: the entry stays as it is.
 
-    `packed_entry` makes an entry of them.
+    `packed_entry` makes an entry of them: that takes long for a large batch, and can be done
+    elsewhere.
     """
-    # Two steps, for the second takes long for a large batch, and can be done elsewhere.
     pieces: list[bytes] = []
     data, at, parse = batch.payload, 0, pb.SingleMessageMetadata.FromString
     wanted, had_others = set(survivors), False
@@ -233,21 +231,27 @@ def rebuilt(
     # A producer may have written a list of its own: what is kept must not say what is not so.
     if not had_others and set(batch.metadata.compacted_batch_indexes) in (set(), wanted):
         return None
-    metadata = pb.MessageMetadata()
-    metadata.CopyFrom(batch.metadata)
-    del metadata.compacted_batch_indexes[:]
-    metadata.compacted_batch_indexes.extend(sorted(wanted))
-    return metadata, b"".join(pieces)
+    return pieces
 
 
-def packed_entry(entry: bytes, metadata: pb.MessageMetadata, payload: bytes) -> bytes:
-    """The entry with another payload: compressed as before, its size and checksum made anew."""
-    if metadata.compression != pb.NONE or metadata.HasField("uncompressed_size"):
-        metadata.uncompressed_size = len(payload)
+def packed_entry(
+    entry: bytes,
+    metadata: pb.MessageMetadata,
+    pieces: Iterable[bytes],
+    survivors: Iterable[int],
+) -> bytes:
+    """The entry with what `rebuilt` left: compressed as before, its size and checksum made anew."""
+    said = pb.MessageMetadata()
+    said.CopyFrom(metadata)
+    del said.compacted_batch_indexes[:]
+    said.compacted_batch_indexes.extend(sorted(survivors))
+    payload = b"".join(pieces)
+    if said.compression != pb.NONE or said.HasField("uncompressed_size"):
+        said.uncompressed_size = len(payload)
     layout = layout_of(entry)
     # What a broker put before the message stays there.
     before = b"" if layout.broker_entry < 0 else entry[: _broker_end(entry, layout.broker_entry)]
-    return before + encode_entry(metadata, compress(Compression(metadata.compression), payload))
+    return before + encode_entry(said, compress(Compression(said.compression), payload))
 
 
 def last_index(entry: bytes) -> int:

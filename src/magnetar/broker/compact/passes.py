@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Generator
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from magnetar.broker.compact import batches
@@ -150,7 +151,7 @@ class CompactionRun:
                 self._keys.keep(position)
             else:
                 last = await self._pace.all_of(batches.last_of_keys(batch))
-                self._keys.note_batch(position, last)
+                await self._pace.all_of(self._keys.note_batch(position, last))
         except UnreadableMessage:
             self._keys.keep(position)
         await self._pace.after(found.messages % SLICE_MESSAGES, len(payload))
@@ -200,13 +201,9 @@ class CompactionRun:
         assert batch is not None, "the first pass opened it"
         left = await self._pace.all_of(batches.rebuilt(batch, indexes))
         if left is not None:
-            large = len(left[1]) >= LARGE_BYTES
-            packed = (
-                await asyncio.to_thread(batches.packed_entry, entry.payload, *left)
-                if large
-                else batches.packed_entry(entry.payload, *left)
-            )
-            entry = Entry(entry.position, packed)
+            work = partial(batches.packed_entry, entry.payload, batch.metadata, left, indexes)
+            large = batch.size >= LARGE_BYTES
+            entry = Entry(entry.position, await asyncio.to_thread(work) if large else work())
         await writer.add(entry)
         await self._pace.after(1, len(entry.payload))
 

@@ -64,8 +64,9 @@ def found(entry: bytes) -> Opened:
 
 
 def cut(entry: bytes, survivors: Sequence[int]) -> bytes:
-    left = done(rebuilt(found(entry), survivors))
-    return entry if left is None else packed_entry(entry, *left)
+    it = found(entry)
+    left = done(rebuilt(it, survivors))
+    return entry if left is None else packed_entry(entry, it.metadata, left, survivors)
 
 
 def values(entry: bytes) -> list[tuple[str, bytes] | None]:

@@ -42,7 +42,7 @@ def note(keys: LatestKeys, position: Position, entry: list[Message]) -> None:
         keys.note(position, single(*entry[0]))
         return
     made = batch([outgoing(n, each.key, each.value) for n, each in enumerate(entry)])
-    keys.note_batch(position, done(last_of_keys(found(made))))
+    done(keys.note_batch(position, done(last_of_keys(found(made)))))
 
 
 def placed(survivors: Survivors, sizes: dict[Position, int]) -> set[tuple[Position, int]]:
@@ -141,3 +141,17 @@ def test_many_keys_are_looked_at_in_slices() -> None:
     for number in range(5000):
         keys.note(Position(1, number), single(f"k{number}"))
     assert len(list(keys.survivors())) == 10
+
+
+def test_a_large_batch_is_noted_in_slices() -> None:
+    keys = LatestKeys(5000)
+    last = {b"%d" % number: number if number % 7 else ~number for number in range(5000)}
+    for number in range(2):
+        assert len(list(keys.note_batch(Position(1, number), last))) == 3
+    survivors = done(keys.survivors())
+    assert list(survivors.entries) == [Position(1, 1)]
+    assert sorted(survivors.indexes[Position(1, 1)]) == [at for at in last.values() if at >= 0]
+    done(keys.note_batch(Position(1, 2), dict.fromkeys(last, ~0)))
+    assert not len(keys)
+    with pytest.raises(LimitExceeded):
+        done(LatestKeys(4999).note_batch(Position(1, 0), dict.fromkeys(last, 1)))
