@@ -182,6 +182,11 @@ class Subscription:
     def consumers(self) -> Collection[Consumer]:
         return self._membership.consumers
 
+    @property
+    def reads_compacted(self) -> bool:
+        """Whether somebody who is here asked for the compacted view."""
+        return any(each.options.read_compacted for each in self.consumers)
+
     def unused_seconds(self) -> float:
         """How long nobody has been connected; since it was loaded, if nobody was."""
         return 0.0 if self.consumers else self._clock.monotonic() - self._used_at
@@ -492,7 +497,7 @@ class Subscription:
 
     async def seek_time(self, ms: int) -> None:
         """Begin again at the first entry published at or after a moment, or else at the end."""
-        compacted = any(each.options.read_compacted for each in self.consumers)
+        compacted = self.reads_compacted
         self._begin_seek()
         try:
             # Taken before the search: what is published meanwhile is later than the moment, and

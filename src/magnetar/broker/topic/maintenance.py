@@ -9,7 +9,7 @@ Invariants:
 3. Messages older than their time to live are acknowledged on every subscription, those of segments
    too, but not above the maxReadPosition. A durable subscription that nobody uses is deleted with
    its backlog when its policy says so; one of a scalable topic belongs to its controller. What is
-   for compaction is spared by both.
+   for compaction is spared by both, and readers of the compacted view by the first.
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ class TopicMaintenance:
                 return
             if name == COMPACTION:
                 continue
-            if policies.message_ttl_seconds:
+            # A reader of the compacted view holds nothing back, and what it has not come to yet is
+            # in the view whatever its age.
+            is_table = not subscription.durable and subscription.reads_compacted
+            if policies.message_ttl_seconds and not is_table:
                 await subscription.expire(policies.message_ttl_seconds)
             minutes = policies.subscription_expiration_minutes
             if not minutes or topic.name.domain is Domain.SEGMENT or not subscription.durable:

@@ -160,6 +160,28 @@ def test_quotas_and_expiry_pass_it_by() -> None:
     with_topics(scenario)
 
 
+def test_a_reader_of_the_view_is_spared_by_the_time_to_live() -> None:
+    async def scenario(world: World, topics: Topics) -> None:
+        keep = RetentionPolicies(-1, -1)
+        await topics.change_namespace(
+            DEFAULT, setting(message_ttl_in_seconds=1, retention_policies=keep)
+        )
+        topic = await loaded(topics)
+        table = await Table.of(topic)
+        await table.put_all((f"k{number}", b"1") for number in range(7))
+        await compact(topic)
+        request = compacted()
+        subscription = await topic.subscription(request)
+        reader = subscription.add_consumer(request)
+        reader.flow(2)
+        await asyncio.sleep(20 * CARE_SECONDS)
+        reader.flow(100)
+        await asyncio.sleep(1)
+        assert len(reader.take()) == 7
+
+    with_topics(scenario)
+
+
 def test_only_what_is_stored_can_be_read_compacted() -> None:
     async def scenario(world: World, topics: Topics) -> None:
         ticks = await topics.get(TICKS)
