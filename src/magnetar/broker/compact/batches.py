@@ -35,6 +35,8 @@ LARGE_BYTES: Final = 1024 * 1024
 """From this size on an entry is opened and rebuilt off the event loop."""
 
 _SIZE: Final = struct.Struct(">I")
+_HEAD: Final = struct.Struct(">IBB")
+"""Of a message that begins with its key: bytes of its metadata, the key's tag, bytes of the key."""
 # SingleMessageMetadata: payload_size 0, compacted_out.
 _GONE_METADATA: Final = b"\x18\x00\x20\x01"
 _GONE: Final = _SIZE.pack(len(_GONE_METADATA)) + _GONE_METADATA
@@ -167,18 +169,16 @@ def _usual_keys(data: bytes, count: int) -> Generator[None, None, dict[bytes, in
     That is a key in ASCII and a payload size, both short, and a sequence id or nothing more.
     """
     found: dict[bytes, int] = {}
-    at = 0
+    at, head = 0, _HEAD.unpack_from
     try:
         for index in range(count):
-            key_at = at + 6
-            stop = at + 4 + data[at + 3]
-            tail = key_at + data[at + 5]
-            if data[at] | data[at + 1] | data[at + 2] or data[at + 4] != _KEY:
+            said_bytes, tag, key_bytes = head(data, at)
+            tail = at + 6 + key_bytes
+            stop = at + 4 + said_bytes
+            if tag != _KEY or data[tail] != _PAYLOAD_SIZE:
                 return None
-            key = data[key_at:tail]
+            key = data[at + 6 : tail]
             size = data[tail + 1]
-            if data[tail] != _PAYLOAD_SIZE or not key.isascii():
-                return None
             tail += 2
             # Two digits, that is up to 16 KiB.
             if size > _DIGIT:
@@ -186,24 +186,30 @@ def _usual_keys(data: bytes, count: int) -> Generator[None, None, dict[bytes, in
                     return None
                 size += (data[tail] << 7) - 128
                 tail += 1
+            # Nothing more; a sequence id of three digits, without a call; or one of any length.
             left = stop - tail
-            # Of the number only the last digit says that it is the last: nothing follows it.
-            if left and (
-                not 2 <= left <= _NUMBER_BYTES
-                or data[tail] != _SEQUENCE_ID
-                or data[stop - 1] > _DIGIT
-                or (left > 2 and data[stop - 2] <= _DIGIT)
-                or (left > 3 and min(data[tail + 1 : stop - 2]) <= _DIGIT)
-            ):
+            if left == 4 and data[stop - 1] <= _DIGIT < data[stop - 2] and data[stop - 3] > _DIGIT:
+                if data[tail] != _SEQUENCE_ID:
+                    return None
+            elif left and not _is_number(data, tail, stop):
                 return None
             found[key] = index if size else ~index
             at = stop + size
             if index % SLICE_MESSAGES == SLICE_MESSAGES - 1:
                 yield
-    except IndexError:
+    except (IndexError, struct.error):
         return None
-    # What does not fit is for the general way to tell.
-    return found if at == len(data) else None
+    # Other text is for protobuf to check, and what does not fit is for the general way to tell.
+    return found if at == len(data) and b"".join(found).isascii() else None
+
+
+def _is_number(data: bytes, at: int, stop: int) -> bool:
+    """Whether a sequence id and nothing more stands there."""
+    # All its digits but the last say that another one follows: so no field is hidden in it.
+    left = stop - at
+    if data[at] != _SEQUENCE_ID or not 2 <= left <= _NUMBER_BYTES or data[stop - 1] > _DIGIT:
+        return False
+    return left == 2 or min(data[at + 1 : stop - 1]) > _DIGIT
 
 
 def rebuilt(batch: Opened, survivors: Collection[int]) -> Generator[None, None, list[bytes] | None]:
