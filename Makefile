@@ -150,6 +150,10 @@ bench-buckets: $(STAMP) ## batches that hold one entry bucket each, beside batch
 bench-delayed: $(STAMP) ## a million messages that wait for their time: memory, start, processor, lateness
 	$(BIN)/python -m bench.delayed
 
+.PHONY: bench-compaction
+bench-compaction: $(STAMP) ## a million messages of 10,000 keys are compacted beside a publisher: both rates
+	$(BIN)/python -m bench.compaction
+
 .PHONY: bench-split
 bench-split: $(STAMP) ## a topic splits and merges under load: message set, order, stalls
 	$(BIN)/python -m bench.split

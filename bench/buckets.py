@@ -37,9 +37,9 @@ from bench.storage import scratch
 from magnetar.client.client import Client
 from magnetar.client.consume.stream import StreamConsumer
 from magnetar.client.encryption.keys import PemKeyReader
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.routing import entry_bucket_hash
 from magnetar.model.subscriptions import InitialPosition
+from magnetar.wire.compression import Compression
 
 BUDGET: Final = "MAGNETAR_SCALABLE_ENTRY_BUCKET_BUDGET"
 READERS: Final = 4

@@ -29,9 +29,9 @@ from magnetar.client.message.batch import (
     open_entry,
     shared_metadata,
 )
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.routing import Router
 from magnetar.model.segments import SegmentLayout
+from magnetar.wire.compression import Compression
 
 ROWS: Final = 20_000
 BATCH_MESSAGES: Final = 1000

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from magnetar.client.encryption.keys import EncryptionKey as EncryptionKey
     from magnetar.client.encryption.keys import KeyReader as KeyReader
     from magnetar.client.encryption.keys import PemKeyReader as PemKeyReader
-    from magnetar.client.message.compression import Compression as Compression
     from magnetar.client.message.encryption_context import EncryptionContext as EncryptionContext
     from magnetar.client.message.interceptors import Draft as Draft
     from magnetar.client.message.interceptors import Interceptor as Interceptor
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from magnetar.model.subscriptions import InitialPosition as InitialPosition
     from magnetar.model.subscriptions import KeySharedPolicy as KeySharedPolicy
     from magnetar.model.subscriptions import SubscriptionType as SubscriptionType
+    from magnetar.wire.compression import Compression as Compression
 
 _SCHEMAS = (
     *("BOOL", "BYTES", "FLOAT32", "FLOAT64", "INT8", "INT16", "INT32", "INT64", "STRING"),
@@ -77,7 +77,7 @@ _RANGES = ("RangeCount", "RangeLayout", "RangePosition", "RangeSegment", "RangeS
 _HOMES = {
     "client.consume.checkpoint": ("FROM_EARLIEST", "FROM_LATEST", "CheckpointConsumer"),
     "client.client": ("Client",),
-    "client.message.compression": ("Compression",),
+    "wire.compression": ("Compression",),
     "client.consume.consumer": ("Consumer",),
     "client.consume.segment.settings": ("DeadLetterPolicy",),
     "client.transaction.group": ("TransactionGroup",),

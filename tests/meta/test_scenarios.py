@@ -7,7 +7,7 @@ from tests.meta.tree import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "transaction-scenarios.md"
 SCENARIOS = range(1, 66)
-LEFT = {63: "compaction, delays and dead letters"}
+LEFT = {63: "delays and dead letters"}
 """What other parts of the project bring, wholly or in part."""
 
 

@@ -31,7 +31,6 @@ from magnetar.client.consume.queue import QueueConsumer
 from magnetar.client.consume.receiving import Receiving
 from magnetar.client.consume.segment.acknowledged import Acknowledged
 from magnetar.client.consume.segment.nacks import RedeliveryDelay
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.message import AnyMessageId, Checkpoint, Message
 from magnetar.client.produce.producer import Producer
 from magnetar.client.transaction.state import TransactionState
@@ -39,6 +38,7 @@ from magnetar.client.transaction.transaction import Transaction
 from magnetar.errors import AlreadyClosed, InvariantBroken, MagnetarError
 from magnetar.model.subscriptions import InitialPosition
 from magnetar.runtime.clock import LoopClock
+from magnetar.wire.compression import Compression
 
 TOPIC: Final = "topic://public/default/orders"
 RESULTS: Final = "persistent://public/default/results"

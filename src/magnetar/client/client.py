@@ -32,7 +32,6 @@ from magnetar.client.consume.segment.settings import ConsumerSettings
 from magnetar.client.consumer_factory import ConsumerFactory
 from magnetar.client.encryption.encryptor import EncryptionFailure
 from magnetar.client.encryption.keys import KeyReader
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.interceptors import Interceptor
 from magnetar.client.message.options import check_schema
 from magnetar.client.message.routing import Routing
@@ -47,6 +46,7 @@ from magnetar.client.transaction_factory import TransactionFactory
 from magnetar.errors import AlreadyClosed, NotAllowed
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock
+from magnetar.wire.compression import Compression
 
 Value = TypeVar("Value")
 

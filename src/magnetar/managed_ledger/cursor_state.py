@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Final
 
 from magnetar.errors import InvariantBroken
-from magnetar.ledger.api import Entry
+from magnetar.ledger.api import NO_ENTRY, Entry
 from magnetar.managed_ledger.acked import AckedSet
 from magnetar.managed_ledger.ledger_list import LedgerList
 from magnetar.model.ids import Position
@@ -43,7 +43,7 @@ class CursorState:
 
         What does not exist yet stays unacknowledged, so a position past the end means the end.
         """
-        return cls(ledgers.at_or_before(position) or NOTHING, incarnation)
+        return cls(_mark_behind(position, ledgers), incarnation)
 
     def ack(self, position: Position, ledgers: LedgerList, unacked: int = 0) -> bool:
         """Acknowledge one entry, or of a batch the messages whose bits in `unacked` are clear.
@@ -113,7 +113,7 @@ class CursorState:
         """Forget all acknowledgements and begin again behind `position`: a seek."""
         if incarnation == self.incarnation:
             raise InvariantBroken(f"incarnation {incarnation} is in use already")
-        self.mark_delete = ledgers.at_or_before(position) or NOTHING
+        self.mark_delete = _mark_behind(position, ledgers)
         self.incarnation = incarnation
         self.acked.clear()
         self.changes += 1
@@ -211,3 +211,15 @@ class CursorState:
             following = ledgers.after(self.mark_delete)
         if self.mark_delete != before:
             self.acked.drop_through(self.mark_delete)
+
+
+def _mark_behind(position: Position, ledgers: LedgerList) -> Position:
+    """The mark of a cursor that begins behind a position."""
+    found = ledgers.at_or_before(position)
+    if found is not None:
+        return found
+    # Nothing that exists is up to there, and nothing to come may be: but where it was trimmed the
+    # place still counts for who reads it in a compacted view.
+    spans = ledgers.spans
+    floor = Position(spans[0].ledger_id, NO_ENTRY) if spans else NOTHING
+    return max(NOTHING, min(position, floor))

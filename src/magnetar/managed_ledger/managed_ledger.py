@@ -18,6 +18,7 @@ Relies on: `metadata/api.py` and `ledger/api.py`, nothing of their backends.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -274,11 +275,18 @@ class ManagedLedger(Service):
         await self._appender.drop(gone)
         return gone
 
-    async def delete(self) -> None:
-        """Remove everything. Once decided it cannot be undone: a crash leaves it to the next."""
+    async def delete(self, also: Sequence[int] = ()) -> None:
+        """Remove everything. Once decided it cannot be undone: a crash leaves it to the next.
+
+        `also`: ledgers of others that go with it, of a compacted view, say.
+        """
         self._check_open()
         # The decision comes first: whatever happens from here on, the next to open finishes it.
-        await self._record.update(lambda record: msgspec.structs.replace(record, deleted=True))
+        await self._record.update(
+            lambda record: msgspec.structs.replace(
+                record, deleted=True, dropping=tuple(sorted({*record.dropping, *also}))
+            )
+        )
         self._appender.stop(StorageClosed(f"{self._record.value.name} was deleted"))
         await self._finish_deletion()
         await self.stop()

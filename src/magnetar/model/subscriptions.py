@@ -25,6 +25,9 @@ from magnetar.model.hashing import HASH_MAX, HashRange
 
 SUBSCRIPTION_NAME_BYTES_MAX: Final = 256
 
+COMPACTION: Final = "__compaction"
+"""Pulsar's name for the position of a topic's compaction: the broker's own, nobody's to read."""
+
 _UNUSABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 

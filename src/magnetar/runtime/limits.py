@@ -179,6 +179,15 @@ class Limits:
     expiry_check_seconds: float = _limit(
         300.0, "seconds", "between two looks for messages and subscriptions whose time is over"
     )
+    compaction_check_seconds: float = _limit(
+        60.0, "seconds", "between two looks for topics that are to be compacted"
+    )
+    compaction_keys: int = _limit(
+        1_000_000, "keys", "of one topic while it is compacted; only one is at a time"
+    )
+    compaction_messages_per_second: int = _limit(
+        160_000, "messages", "compacted in a second, but for the time that the work takes"
+    )
     command_ids_max: int = _limit(
         50_000, "message ids", "in one ACK or REDELIVER_UNACKNOWLEDGED_MESSAGES"
     )

@@ -216,6 +216,13 @@ DISPATCH_THROTTLED = counter(
     "magnetar_dispatch_throttled_total",
     "Times that a subscription waited for the dispatch rate of itself or its topic.",
 )
+COMPACTIONS = counter(
+    "magnetar_compactions_total", "Compactions of topics that ended.", ["outcome"]
+)
+COMPACTION_REMOVED_MESSAGES = counter(
+    "magnetar_compaction_removed_messages_total",
+    "Messages that compactions left out of the view of their topic.",
+)
 SUBSCRIPTION_FAILURES = counter(
     "magnetar_subscription_failures_total", "Subscriptions whose dispatch stopped at an error."
 )

@@ -15,11 +15,11 @@ from magnetar.client.arrow.arrow import UNREADABLE, columns, record_batch
 from magnetar.client.client import Client
 from magnetar.client.consume.checkpoint import FROM_EARLIEST
 from magnetar.client.consume.receiving import Receiving
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.message import Message
 from magnetar.errors import InvalidSetting, InvalidValue, UnreadableMessage
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import InitialPosition
+from magnetar.wire.compression import Compression
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.client.nowhere import Nowhere
 from tests.unit.server.serving import serving

@@ -15,7 +15,6 @@ from magnetar.client.consume.segment.settings import DeadLetterPolicy
 from magnetar.client.consume.stream import StreamConsumer
 from magnetar.client.encryption.decryptor import DecryptionFailure
 from magnetar.client.encryption.encryptor import EncryptionFailure
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.routing import Routing
 from magnetar.errors import (
     EncryptionFailed,
@@ -23,6 +22,7 @@ from magnetar.errors import (
     UnreadableMessage,
 )
 from magnetar.model.subscriptions import InitialPosition
+from magnetar.wire.compression import Compression
 from tests.integration.client.stage import new_client, play
 from tests.integration.server.scalable_stage import NAME, Stage
 from tests.unit.client.encryption.test_encryption import Keys

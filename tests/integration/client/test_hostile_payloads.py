@@ -13,9 +13,9 @@ import pytest
 
 from magnetar.client.arrow.arrow import RawEntry, entries_batch, entries_schema
 from magnetar.client.client import Client
-from magnetar.client.message.compression import Compression
 from magnetar.model.subscriptions import InitialPosition
 from magnetar.testing.virtual.driver import build_message
+from magnetar.wire.compression import Compression
 from tests.integration.client.stage import new_client, play
 from tests.integration.server.scalable_stage import NAME, Stage
 

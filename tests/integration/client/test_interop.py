@@ -12,11 +12,11 @@ import pytest
 
 from harness.limits import PATIENCE_S
 from magnetar.client.client import Client
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.message import MessageId
 from magnetar.client.schema import AvroSchema, JsonSchema
 from magnetar.model.ids import EARLIEST
 from magnetar.model.subscriptions import InitialPosition
+from magnetar.wire.compression import Compression
 from tests.interop.serving import ServerProcess
 from tests.unit.client.schema_records import First
 

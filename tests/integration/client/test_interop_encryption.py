@@ -13,9 +13,9 @@ import pytest
 from harness.limits import PATIENCE_S
 from magnetar.client.client import Client
 from magnetar.client.encryption.keys import PemKeyReader
-from magnetar.client.message.compression import Compression
 from magnetar.errors import UnreadableMessage
 from magnetar.model.subscriptions import InitialPosition
+from magnetar.wire.compression import Compression
 from tests.interop.serving import ServerProcess
 from tests.unit.client.encryption.test_encryption import pair
 

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from harness.simulation.seeds import EPOCH_MS
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.message import AnyMessageId
 from magnetar.client.produce.settings import AccessMode
 from magnetar.client.schema import STRING, JsonSchema
@@ -32,6 +31,7 @@ from magnetar.errors import (
 from magnetar.model.hashing import key_hash, partition_of
 from magnetar.model.ids import MessageId, ScalableMessageId
 from magnetar.model.names import TopicName
+from magnetar.wire.compression import Compression
 from tests.integration.client.stage import Kept, new_client, play, stored
 from tests.integration.server.scalable_stage import NAME, Stage
 

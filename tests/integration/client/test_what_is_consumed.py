@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from magnetar.client.consume.checkpoint import FROM_EARLIEST
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.message import Message
 from magnetar.client.schema import STRING, AutoSchema, AvroSchema, JsonSchema
 from magnetar.errors import TopicTerminated, UnreadableMessage
@@ -18,6 +17,7 @@ from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.server.app import Server
 from magnetar.testing.virtual.driver import build_message
+from magnetar.wire.compression import Compression
 from tests.integration.client.stage import new_client, play
 from tests.integration.client.test_consuming import REGULAR, drain, in_order, numbers, send, silence
 from tests.integration.server.scalable_stage import NAME, Stage

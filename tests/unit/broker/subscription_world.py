@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from magnetar.broker.api import Delivery, SubscribeRequest
+from magnetar.broker.compact.compacted_ledger import CompactedLedger
 from magnetar.broker.dispatch.consumer import Consumer, News
 from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.dispatcher import ReadWindow
@@ -41,6 +42,7 @@ class Topic:
         self.limits = limits
         self.end: Position | None = None
         self.hidden: set[Position] = set()
+        self.compacted: CompactedLedger | None = None
         self.subscriptions: dict[str, Subscription] = {}
         self.delays = DelayRule()
         self.policies = TopicPolicies(

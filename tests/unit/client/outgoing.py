@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from magnetar.client.message.batch import Outgoing, Stamp
-from magnetar.client.message.compression import Compression
+from magnetar.wire.compression import Compression
 from magnetar.wire.messages import TxnId
 
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=12)

@@ -12,7 +12,9 @@ Invariants:
    acknowledged instead of delivered.
 4. Memory: at most `subscription_read_entries` and `subscription_read_bytes` per step (one entry
    comes whatever its size).
-5. A read that fails stops dispatch, with a metric and an error in the log, until an operator's or
+5. A consumer that reads compacted gets the topic's compacted view first, as it is at each step, and
+   what the log has behind the view's horizon then. Others pay a look at an option for it.
+6. A read that fails stops dispatch, with a metric and an error in the log, until an operator's or
    client's action (seek, skip, a first consumer) gives it a new start. It never spins.
 6. With rates (`throttle`) it reads only in a turn under them, and no more than that turn has room
    for; also for consumers that are caught up. Without them nothing is asked but whether there are.
@@ -28,6 +30,8 @@ from itertools import repeat
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from magnetar.broker.api import Delivery
+from magnetar.broker.compact.batches import survivors_of
+from magnetar.broker.compact.compacted_ledger import CompactedLedger
 from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.delays import Delays
 from magnetar.broker.dispatch.dispatch_state import DispatchState
@@ -47,7 +51,7 @@ from magnetar.broker.entries import (
     may_have_delays,
 )
 from magnetar.broker.policy.effective import TopicPolicies
-from magnetar.errors import MagnetarError
+from magnetar.errors import LedgerMissing, MagnetarError
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.model.batch_indexes import words_of
@@ -79,6 +83,11 @@ class ReadableTopic(JoinedTopic, Protocol):
 
     @property
     def ledger(self) -> ManagedLedger: ...
+
+    @property
+    def compacted(self) -> CompactedLedger | None:
+        """The compacted view; None: there is none."""
+        ...
 
     def max_read_position(self) -> Position:
         """The last position that may be delivered."""
@@ -121,6 +130,10 @@ class Uncommitted:
     @property
     def ledger(self) -> ManagedLedger:
         return self._topic.ledger
+
+    @property
+    def compacted(self) -> CompactedLedger | None:
+        return self._topic.compacted
 
     def max_read_position(self) -> Position:
         return self._topic.ledger.last_position()
@@ -236,7 +249,7 @@ class Dispatcher:
     def rewind(self) -> None:
         """Deliver all that is unacknowledged again, from the first on."""
         self._rewind_at = None
-        # Whoever rewinds gives dispatch a new start (invariant 5).
+        # Whoever rewinds gives dispatch a new start (invariant 6).
         self.failure = None
         self._cursor.rewind()
         self.drop_delayed()
@@ -293,7 +306,7 @@ class Dispatcher:
             try:
                 progressed = self.failure is None and await self._step()
             except MagnetarError as error:
-                # No retry: the next round finds the failure, and waits (invariant 5).
+                # No retry: the next round finds the failure, and waits (invariant 6).
                 self._fail(error)
                 continue
             finally:
@@ -365,7 +378,10 @@ class Dispatcher:
 
     def _tell_end(self) -> None:
         # A terminated topic, or a segment that was split: there its clients go on to the children.
-        if self._topic.ledger.sealed and self._cursor.backlog() == 0:
+        if not self._topic.ledger.sealed or self._cursor.backlog():
+            return
+        # What was trimmed is no backlog, and may stand in the compacted view all the same.
+        if self._compacted_view() is None:
             for consumer in self._membership.consumers:
                 consumer.tell_end()
 
@@ -383,6 +399,9 @@ class Dispatcher:
     # --- new entries
 
     async def _serve_new(self, entries_max: int) -> bool:
+        view = self._compacted_view()
+        if view is not None:
+            return await self._serve_compacted(view, entries_max)
         cursor, window = self._cursor, self._topic.read_window()
         # At the end, or behind an open transaction: the next move wakes it ('no poll, no spin').
         if cursor.read_position > window.end:
@@ -425,6 +444,38 @@ class Dispatcher:
             if self._topic.ledger.sealed:
                 self._wake.advance()  # the end may have been reached
         return visible
+
+    # --- compacted entries
+
+    def _compacted_view(self) -> CompactedLedger | None:
+        """Where the next entries are if not in the log (invariant 5)."""
+        active = self._membership.active
+        if active is None or not active.options.read_compacted:
+            return None
+        view = self._topic.compacted
+        return view if view is not None and self._cursor.read_position <= view.horizon else None
+
+    async def _serve_compacted(self, view: CompactedLedger, entries_max: int) -> bool:
+        """Serve new entries from the view: what stands there was decided long ago."""
+        cursor = self._cursor
+        start = cursor.read_position
+        try:
+            entries = await view.read(start, entries_max, self._bytes_max)
+        except LedgerMissing:
+            # Replaced by a later view, and deleted: that one goes on from the same position.
+            if self._topic.compacted is not view:
+                return True
+            raise
+        state = self._membership.state
+        # Rewound or reset meanwhile, or nobody is there any more: as for any read (invariant 2).
+        if cursor.read_position != start or state is None:
+            return state is not None
+        # Behind the last one nothing up to the horizon is left.
+        cursor.read_position = entries[-1].position.next if entries else view.horizon.next
+        opened = [each for each in entries if not cursor.is_acked(each.position)]
+        self._passed_over = 1 + len(entries) - len(opened)
+        self._hand_out(state, opened, are_new=True, compacted=True)
+        return True
 
     # --- entries with a time of delivery
 
@@ -517,9 +568,16 @@ class Dispatcher:
 
     # --- handing out
 
-    def _hand_out(self, state: DispatchState, entries: list[Entry], *, are_new: bool) -> bool:
+    def _hand_out(
+        self,
+        state: DispatchState,
+        entries: list[Entry],
+        *,
+        are_new: bool,
+        compacted: bool = False,
+    ) -> bool:
         self._handled = len(entries)
-        unsent = self._judged(entries, state, are_new)
+        unsent = self._judged(entries, state, are_new, compacted)
         plan = state.plan(unsent) if are_new else state.plan_waiting(unsent)
         if not plan.deliveries:
             return False
@@ -537,7 +595,9 @@ class Dispatcher:
             self._turn.hand_out(by_key.values())
         return True
 
-    def _judged(self, entries: list[Entry], state: DispatchState, are_new: bool) -> list[Unsent]:
+    def _judged(
+        self, entries: list[Entry], state: DispatchState, are_new: bool, compacted: bool
+    ) -> list[Unsent]:
         """Entries with their numbers of messages; those that wait with their redelivery counts."""
         active = self._membership.active
         epoch = None if active is None else active.epoch
@@ -552,6 +612,11 @@ class Dispatcher:
             messages = messages_in(payload)
             # Of a batch acknowledged in part only the rest costs permits; its client is told.
             open_indexes = self._cursor.unacked_indexes(position) if messages > 1 else None
+            if compacted:
+                # Not all clients look at the mark of what was compacted out; at this they do.
+                open_indexes = _surviving(payload, messages, open_indexes)
+                if open_indexes == 0:
+                    continue
             ack_set: tuple[int, ...] = ()
             if open_indexes is not None:
                 messages, ack_set = open_indexes.bit_count(), words_of(open_indexes)
@@ -568,6 +633,14 @@ _new: Final[Any] = tuple.__new__
 def messages_in(payload: bytes) -> int:
     """How many messages an entry holds, without parsing most of those that hold one."""
     return EntryView(UNPLACED, payload).num_messages if may_be_batch(payload) else 1
+
+
+def _surviving(payload: bytes, messages: int, open_indexes: int | None) -> int | None:
+    """The open messages of a batch that were not compacted out."""
+    survivors = survivors_of(payload, messages)
+    if survivors is None or open_indexes is None:
+        return open_indexes if survivors is None else survivors
+    return survivors & open_indexes
 
 
 def _runs(positions: list[Position]) -> Iterator[tuple[Position, int]]:

@@ -148,6 +148,23 @@ class RetentionStats(msgspec.Struct, frozen=True, rename="camel"):
         return cls(*policies.retention, policies.retention_from)
 
 
+class CompactionStats(msgspec.Struct, frozen=True, rename="camel"):
+    """The compactions of a topic since it was loaded; times are in ms, 0: there was none."""
+
+    last_compaction_removed_event_count: int = 0
+    last_compaction_succeed_timestamp: int = 0
+    last_compaction_failed_timestamp: int = 0
+    last_compaction_duration_time_in_mills: int = 0
+
+    def __add__(self, other: CompactionStats) -> CompactionStats:
+        """Put partitions together: all that was removed, and the last times."""
+        removed = (
+            self.last_compaction_removed_event_count + other.last_compaction_removed_event_count
+        )
+        times = map(max, msgspec.structs.astuple(self)[1:], msgspec.structs.astuple(other)[1:])
+        return CompactionStats(removed, *times)
+
+
 class TopicStats(msgspec.Struct, rename="camel", kw_only=True):
     """One topic; of a partitioned topic, the sum over its partitions."""
 
@@ -182,6 +199,7 @@ class TopicStats(msgspec.Struct, rename="camel", kw_only=True):
     oldest_backlog_message_subscription_name: str | None = None
     publish_rate_limited_times: int = 0
     """How often a connection had to wait for the rate of publishing, since the topic was loaded."""
+    compaction: CompactionStats = CompactionStats()
 
 
 def with_sums(stats: TopicStats) -> TopicStats:
@@ -214,6 +232,7 @@ def summed(parts: list[TopicStats]) -> TopicStats:
         created = (total.topic_creation_time_stamp, part.topic_creation_time_stamp)
         total.topic_creation_time_stamp = min(filter(None, created), default=0)
         total.retention = part.retention
+        total.compaction += part.compaction
         # Each partition has the quota for itself.
         total.backlog_quota_limit_size = part.backlog_quota_limit_size
         total.backlog_quota_limit_time = part.backlog_quota_limit_time

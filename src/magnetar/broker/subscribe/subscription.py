@@ -55,7 +55,7 @@ from magnetar.model.ids import Position
 from magnetar.model.isolation import ReadIsolation, isolation_properties
 from magnetar.model.names import Domain
 from magnetar.model.position_set import PositionSet
-from magnetar.model.subscriptions import InitialPosition, SubscriptionType
+from magnetar.model.subscriptions import COMPACTION, InitialPosition, SubscriptionType
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.metrics import EXPIRED_ENTRIES
@@ -182,6 +182,11 @@ class Subscription:
     @property
     def consumers(self) -> Collection[Consumer]:
         return self._membership.consumers
+
+    @property
+    def reads_compacted(self) -> bool:
+        """Whether somebody who is here asked for the compacted view."""
+        return any(each.options.read_compacted for each in self.consumers)
 
     def unused_seconds(self) -> float:
         """How long nobody has been connected; since it was loaded, if nobody was."""
@@ -349,7 +354,11 @@ class Subscription:
         # a transaction has acknowledged stays behind.
         elif state.type.takes_cumulative_acks and acks:
             self._held.ack_through(acks[-1])
-            state.on_acked_through(self.cursor.mark_delete)
+            through, asked = self.cursor.mark_delete, acks[-1].position
+            # What the log has dropped is done with, though no mark can stand there.
+            if through < asked < self._topic.ledger.first_position():
+                through = asked
+            state.on_acked_through(through)
         if woken:
             self.wake.advance()
 
@@ -505,12 +514,17 @@ class Subscription:
 
     async def seek_time(self, ms: int) -> None:
         """Begin again at the first entry published at or after a moment, or else at the end."""
+        compacted = self.reads_compacted
         self._begin_seek()
         try:
             # Taken before the search: what is published meanwhile is later than the moment, and
             # delivered.
             end = self._topic.max_read_position()
             found = await self._topic.ledger.find_by_time(ms, publish_time_of)
+            if compacted and (view := self._topic.compacted) is not None:
+                # The log may have dropped what is in the view.
+                earlier = await view.find_by_time(ms, publish_time_of)
+                found = min((each for each in (found, earlier) if each is not None), default=None)
             await self.cursor.reset(end if found is None else found.previous)
         finally:
             self._end_seek()
@@ -550,6 +564,8 @@ class Subscription:
         """
         if self._closing or self._seeking:
             raise ServiceNotReady(f"subscription {self.name} is being closed or reset")
+        if self.name == COMPACTION:
+            raise NotAllowed(f"{COMPACTION} is moved by the topic's compaction alone")
         # Range readers move a cursor that nobody reads; beside consumers it would take their
         # messages.
         if self.consumers:
@@ -594,6 +610,8 @@ class Subscription:
         """Replace what it was made with, but for its isolation, which does not change."""
         if not self.durable:
             raise NotAllowed(f"subscription {self.name} is not durable: nothing of it is stored")
+        if self.name == COMPACTION:
+            raise NotAllowed(f"{COMPACTION} has properties of its own, which name a ledger")
         kept = isolation_properties(self.cursor.properties)
         if isolation_properties(properties) not in ({}, kept):
             raise NotAllowed(f"the isolation of subscription {self.name} cannot be changed")

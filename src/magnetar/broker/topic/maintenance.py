@@ -10,7 +10,7 @@ Invariants:
 3. Messages older than their time to live are acknowledged on every subscription, those of segments
    too, but not above the maxReadPosition. A durable subscription that nobody uses is deleted with
    its backlog when its policy says so; one of a scalable topic belongs to its controller. What is
-   for compaction is spared by both.
+   for compaction is spared by both, and readers of the compacted view by the first.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from magnetar.broker.topic.quotas import enforce_quotas
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import MagnetarError
 from magnetar.model.names import Domain, TopicName
+from magnetar.model.subscriptions import COMPACTION
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
@@ -32,8 +33,6 @@ from magnetar.runtime.slices import SlicePace
 CARE_SECONDS: Final = 60.0
 """Between two looks at every topic for quotas, retention and disuse."""
 
-_COMPACTION: Final = "__compaction"
-"""The subscription of Pulsar's compaction: it has to see everything."""
 _SECONDS_PER_MINUTE: Final = 60.0
 
 _LOG: Final = logger(__name__)
@@ -93,9 +92,12 @@ class TopicMaintenance:
             policies = topic.policies
             if topic.closing or topic.lost is not None:
                 return
-            if name == _COMPACTION:
+            if name == COMPACTION:
                 continue
-            if policies.message_ttl_seconds:
+            # A reader of the compacted view holds nothing back, and what it has not come to yet is
+            # in the view whatever its age.
+            is_table = not subscription.durable and subscription.reads_compacted
+            if policies.message_ttl_seconds and not is_table:
                 await subscription.expire(policies.message_ttl_seconds)
             minutes = policies.subscription_expiration_minutes
             if not minutes or topic.name.domain is Domain.SEGMENT or not subscription.durable:

@@ -95,7 +95,9 @@ class NonPersistentTopic:
         producers = self.producers
         return bool(producers.connected or producers.waiting or self.consumers)
 
-    async def last_message(self, isolation: ReadIsolation | None = None) -> LastMessage:
+    async def last_message(
+        self, isolation: ReadIsolation | None = None, *, compacted: bool = False
+    ) -> LastMessage:
         raise NotAllowed(f"{self.name} keeps no messages")
 
     # --- producers
@@ -147,6 +149,8 @@ class NonPersistentTopic:
         """The subscription that a consumer asks for; it joins with `add_consumer`."""
         self._check_open()
         check_consumer_options(options, self.policies)
+        if options.read_compacted:
+            raise NotAllowed(f"{self.name} keeps no messages: there is nothing to compact")
         limit = self.policies.max_consumers
         if limit and self.consumers >= limit:
             raise ConsumerBusy(f"{self.name} has {limit} consumers, its limit")

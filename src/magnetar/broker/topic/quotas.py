@@ -6,7 +6,8 @@ that are given.
 Invariants:
 1. Nothing is refused at SEND, and nothing is looked at without a quota.
 2. The backlog is that of the durable subscription that is furthest behind; without one there is
-   none. What is let go goes for all of them, and nothing above the maxReadPosition.
+   none. What is let go goes for all of them, and nothing above the maxReadPosition. The position
+   of the topic's compaction is not one of them.
 3. A topic whose look fails holds no other up.
 4. A segment of a scalable topic has no quota of its own: whoever keeps the whole topic asks it for
    its backlog, and has it let go.
@@ -29,6 +30,7 @@ from magnetar.errors import BacklogFull, BacklogHeld, MagnetarError, RequestErro
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.model.ids import Position
 from magnetar.model.names import Domain, TopicName
+from magnetar.model.subscriptions import COMPACTION
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import EVICTED_ENTRIES
@@ -163,7 +165,12 @@ class TopicQuotas:
         return self._oldest
 
     def _durable(self) -> list[Subscription]:
-        return [each for each in self._topic.subscriptions.values() if each.durable]
+        # What waits to be compacted is nobody's backlog, and must not be let go.
+        return [
+            each
+            for each in self._topic.subscriptions.values()
+            if each.durable and each.name != COMPACTION
+        ]
 
     def _slowest(self) -> Subscription | None:
         return min(self._durable(), key=lambda each: each.first_unacked(), default=None)

@@ -1,6 +1,7 @@
 """The subscriptions of one persistent topic: which there are, and how they begin and end.
 
-Owns: `TopicSubscriptions`.
+Owns: `TopicSubscriptions`; `TopicEnds`, the signal for those who wait until a terminated topic is
+drained.
 
 Invariants:
 1. Every durable cursor of the managed ledger has a subscription here once the topic is loaded.
@@ -13,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -36,12 +37,14 @@ from magnetar.errors import (
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.model.ids import Position
 from magnetar.model.isolation import ReadIsolation, asked_isolation, stored_isolation
-from magnetar.model.subscriptions import check_subscription_name
+from magnetar.model.subscriptions import COMPACTION, check_subscription_name
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 
 _MS_PER_SECOND: Final = 1000
+_READ: Final = "read the topic compacted, with a subscription or reader of your own"
 
 
 class TopicSubscriptions:
@@ -183,7 +186,8 @@ class TopicSubscriptions:
         async with self._turn:
             if name in self._by_name:
                 return False
-            self._check_room(policies)
+            if name != COMPACTION:
+                self._check_room(policies)
             ledger = self._topic.ledger
             self._open(await ledger.create_cursor(name, mark_delete, dict(properties or {})))
             return True
@@ -231,7 +235,8 @@ class TopicSubscriptions:
 
     def _check_room(self, policies: TopicPolicies) -> None:
         limit = policies.max_subscriptions
-        if limit and len(self._by_name) >= limit:
+        # The broker's own is none that a user made.
+        if limit and len(self._by_name) - (COMPACTION in self._by_name) >= limit:
             raise NotAllowed(f"{self._topic.name} has {limit} subscriptions, its limit")
 
     # --- the end
@@ -272,6 +277,38 @@ class TopicSubscriptions:
                 raise result
 
 
+class TopicEnds:
+    """Watches the subscriptions of one terminated topic."""
+
+    def __init__(self, tasks: Service) -> None:
+        self.moved = Signal()
+        self._tasks = tasks
+        self._watched: set[Subscription] = set()
+
+    def watch(self, subscriptions: Iterable[Subscription]) -> None:
+        """Watch those of them that are new."""
+        for subscription in subscriptions:
+            if subscription not in self._watched:
+                self._watched.add(subscription)
+                # The version is taken now, not when the coroutine first runs: a step in between
+                # must be seen.
+                watch = self._watch(subscription, subscription.wake.version)
+                self._tasks.spawn(watch, f"end of {subscription.name}")
+        self.moved.advance()
+
+    def unwatch(self, subscription: Subscription) -> None:
+        """Stop watching a subscription that is gone; one that was not watched is ignored."""
+        if subscription in self._watched:
+            # Out of the set first, then woken: its coroutine looks there and ends.
+            self._watched.remove(subscription)
+            subscription.wake.advance()
+
+    async def _watch(self, subscription: Subscription, seen: int) -> None:
+        while subscription in self._watched:
+            seen = await subscription.wake.past(seen)
+            self.moved.advance()
+
+
 def _check_isolation(options: SubscribeRequest, present: Subscription) -> None:
     asked = asked_isolation(options.subscription_properties)
     if asked is not None and asked is not present.isolation:
@@ -287,6 +324,8 @@ def check_consumer_options(options: SubscribeRequest, policies: TopicPolicies) -
         # The protocol's own error for names has this code.
         raise ProducerBusy("a subscription needs a name")
     check_subscription_name(options.subscription)
+    if options.subscription == COMPACTION:
+        raise NotAllowed(f"{COMPACTION} is the position of the topic's compaction", hint=_READ)
     if options.read_compacted and not options.type.takes_cumulative_acks:
         raise NotAllowed("compacted reading needs an Exclusive or Failover subscription")
     kind = TYPE_NAMES[options.type]

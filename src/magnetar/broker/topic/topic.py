@@ -1,14 +1,14 @@
 """A persistent topic: one managed ledger, its producers and its subscriptions.
 
-Owns: `Topic`, from its loading to its unloading or deletion; `TopicEnds`, the signal for those who
-wait until all of a terminated topic is acknowledged.
+Owns: `Topic`, from its loading to its unloading or deletion.
 
 Invariants:
 1. One object per topic and process, and only its coroutines change it.
 2. A failed append fences the topic: every producer is stopped, and none is admitted before all that
    was in flight is settled. Clients send again what got no receipt; dedup removes doubles.
 3. A managed ledger that stopped for good takes the topic with it: `lost` says why, everybody is
-   told to look it up again, and its owner loads it anew.
+   told to look it up again, and its owner loads it anew. So does a subscription whose deletion
+   stopped half-way.
 4. Terminating and deleting are decisions of the managed ledger, and as durable.
 5. Subscriptions are woken whenever entries have become durable, and at the end of the topic.
 6. On a segment, producers `<n>` and `<n>-seg-<its id>` are one for dedup, and never connected both.
@@ -27,7 +27,7 @@ transactions let through.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -35,6 +35,8 @@ from typing import Final
 import msgspec
 
 from magnetar.broker.api import DROPPED, LastMessage, ProducerRequest, SubscribeRequest
+from magnetar.broker.compact.compacted_ledger import CompactedLedger
+from magnetar.broker.compact.compaction import Compaction
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.delay_rule import BROKER_DELAYS, DelayRule
 from magnetar.broker.dispatch.dispatcher import ReadWindow
@@ -52,7 +54,7 @@ from magnetar.broker.topic.dedup import TopicDedup
 from magnetar.broker.topic.ownership import Ownership, SoleOwner
 from magnetar.broker.topic.quotas import TopicQuotas
 from magnetar.broker.topic.rates import TopicRates
-from magnetar.broker.topic.subscriptions import TopicSubscriptions
+from magnetar.broker.topic.subscriptions import TopicEnds, TopicSubscriptions
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.errors import (
     LedgerFenced,
@@ -72,6 +74,7 @@ from magnetar.model.hashing import FULL_RING, HashRange
 from magnetar.model.ids import Position
 from magnetar.model.isolation import ReadIsolation
 from magnetar.model.names import TopicName
+from magnetar.model.subscriptions import COMPACTION
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.disk_space import PublishGate
 from magnetar.runtime.limits import Limits
@@ -80,39 +83,6 @@ from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.txn.api import Transactions
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
-
-
-class TopicEnds:
-    """Watches the subscriptions of one terminated topic."""
-
-    def __init__(self, tasks: Service) -> None:
-        self.moved = Signal()
-        self._tasks = tasks
-        self._watched: set[Subscription] = set()
-
-    def watch(self, subscriptions: Iterable[Subscription]) -> None:
-        """Watch those of them that are new."""
-        for subscription in subscriptions:
-            if subscription not in self._watched:
-                self._watched.add(subscription)
-                # The version is taken now, not when the coroutine first runs: a step in between
-                # must be seen.
-                watch = self._watch(subscription, subscription.wake.version)
-                self._tasks.spawn(watch, f"end of {subscription.name}")
-        self.moved.advance()
-
-    def unwatch(self, subscription: Subscription) -> None:
-        """Stop watching a subscription that is gone; one that was not watched is ignored."""
-        if subscription in self._watched:
-            # Out of the set first, then woken: its coroutine looks there and ends.
-            self._watched.remove(subscription)
-            subscription.wake.advance()
-
-    async def _watch(self, subscription: Subscription, seen: int) -> None:
-        while subscription in self._watched:
-            seen = await subscription.wake.past(seen)
-            self.moved.advance()
-
 
 # Producers that are told to reconnect come back at once; without a pause a broken disk would have
 # them do so in a tight loop.
@@ -145,6 +115,8 @@ class TopicParts:
     """Of segments of scalable topics, where no policy says otherwise."""
     delays: DelayRule = BROKER_DELAYS
     """What the broker alone decides on messages that wait for their time."""
+    compaction_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """One topic is compacted at a time: the memory for its keys is that of the broker."""
 
 
 class Topic:
@@ -158,8 +130,7 @@ class Topic:
         record: TopicRecord,
         policies: TopicPolicies,
     ) -> None:
-        self.name = name
-        self.ledger = ledger
+        self.name, self.ledger = name, ledger
         self.policies = policies
         self.lost: MagnetarError | None = None
         """Why it cannot go on and must be loaded anew, if so."""
@@ -211,6 +182,7 @@ class Topic:
             policies.deduplication_snapshot_seconds,
         )
         self.quotas = TopicQuotas(self, parts.clock)
+        self.compaction = _compaction_of(self, parts)
         self._deleting = False
         self._closing: asyncio.Task[None] | None = None
         # Switching dedup on and off awaits: two changes of policy must not overlap.
@@ -244,6 +216,7 @@ class Topic:
         # counts.
         await self._transactions.recover()
         self._subscriptions.load()
+        await self.compaction.load()
         await self._dedup.load(wanted=self.policies.deduplication)
         self._tasks.spawn(self._wake_subscriptions(), "wake")
         self._tasks.spawn(self._mend(), "mend")
@@ -251,6 +224,8 @@ class Topic:
             self._tasks.spawn(loop, "transactions")
         # A topic that was terminated in a former life.
         self._watch_ends()
+        if self.policies.compaction_threshold:
+            await self.compaction.keep_all()
 
     # --- what it knows
 
@@ -298,14 +273,26 @@ class Topic:
         for subscription in list(self.subscriptions.values()):
             await subscription.rescan_transactions()
 
-    async def last_message(self, isolation: ReadIsolation | None = None) -> LastMessage:
-        """The last message that a consumer could get."""
+    @property
+    def compacted(self) -> CompactedLedger | None:
+        """What consumers that read compacted get first; None: it was never compacted."""
+        return self.compaction.view
+
+    async def last_message(
+        self, isolation: ReadIsolation | None = None, *, compacted: bool = False
+    ) -> LastMessage:
+        """The last message that a consumer could get, or one that reads compacted."""
         entry = await self._transactions.last_entry(isolation)
+        view = self.compacted if compacted else None
+        # Up to its horizon the view counts: what the log has there may have been left out.
+        if view is not None and (entry is None or entry.position <= view.horizon):
+            found = await self.compaction.last_message()
+            return LastMessage(DROPPED, -1) if found is None else LastMessage(*found)
         if entry is None:
             return LastMessage(DROPPED, -1)
-        view = EntryView.of(entry)
+        last = EntryView.of(entry)
         # MessageId's batch index: -1 means that the entry is no batch.
-        return LastMessage(view.position, view.num_messages - 1 if view.is_batch else -1)
+        return LastMessage(last.position, last.num_messages - 1 if last.is_batch else -1)
 
     async def find_by_time(self, ms: int) -> Position | None:
         """The first entry published at or after `ms`; None: there is none."""
@@ -433,6 +420,8 @@ class Topic:
         """Remove a subscription; refused while consumers other than `by` are connected."""
         self._check_open()
         subscription = self.subscriptions.get(name)
+        if name == COMPACTION:
+            await self.compaction.forget()
         try:
             await self._subscriptions.delete(name, by=by, force=force)
         except BaseException:
@@ -477,6 +466,8 @@ class Topic:
                 self._subscriptions.limits_changed()
             await self._rates.follow(policies, self.subscriptions.values())
             self._check_open()  # very many subscriptions are told in slices
+            if policies.compaction_threshold:
+                await self.compaction.keep_all()
             # The rest is read from `policies` when it is needed.
             if policies.deduplication == before.deduplication:
                 return
@@ -628,8 +619,9 @@ class Topic:
             # The ledger's deletion decides. What is deleted after it has no topic any more, and is
             # found by name if this stops half-way.
             await self.producers.close(gone)
+            await self.compaction.close()
             await self._subscriptions.close(gone)
-            await self.ledger.delete()
+            await self.ledger.delete(also=self.compaction.ledgers)
             await self._transactions.delete()
             await self._dedup.end()
         except BaseException:
@@ -657,6 +649,7 @@ class Topic:
         # the ledger that they write to goes last.
         steps: list[Callable[[], Awaitable[None]]] = [
             partial(self._close_producers, reason),
+            self.compaction.close,
             partial(self._subscriptions.close, reason),
             self._last_snapshot,
             self._transactions.close,
@@ -759,6 +752,7 @@ class Topic:
             oldest_backlog_message_age_seconds=oldest_seconds,
             oldest_backlog_message_subscription_name=oldest_of,
             publish_rate_limited_times=self._rates.publish_limited_times,
+            compaction=self.compaction.stats(),
         )
         return with_sums(stats)
 
@@ -767,6 +761,14 @@ class Topic:
         entries = self.ledger.entries
         backlog = max((each.backlog() for each in self.subscriptions.values()), default=0)
         return self.ledger.size_bytes * backlog // entries if entries else 0
+
+
+def _compaction_of(topic: Topic, parts: TopicParts) -> Compaction:
+    writable = parts.publish_gate.check
+    turns = parts.compaction_turns
+    return Compaction(
+        topic, parts.ledgers, parts.clock, parts.limits, turns, check_writable=writable
+    )
 
 
 def _unacked_limits(policies: TopicPolicies) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """All topics of one broker: loaded once, created by the rules, listed, kept in order.
 
 Owns: `Topics`: the loaded topics, and the records that say which exist. `maintenance` looks after
-those that are loaded, `policy_changes` has them follow their policies, `_locks` keeps what is done
-to one of them apart.
+those that are loaded, `compaction_checks` has them compacted, `policy_changes` has them follow
+their policies, `_locks` keeps what is done to one of them apart.
 
 Invariants:
 1. A topic is loaded at most once at a time; whoever asks meanwhile waits for that one load.
@@ -43,6 +43,7 @@ from magnetar.broker.policy.records import (
     topics_directory,
 )
 from magnetar.broker.policy.values import AutoTopicCreation
+from magnetar.broker.topic.compaction_checks import CompactionChecks
 from magnetar.broker.topic.maintenance import TopicMaintenance
 from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
 from magnetar.broker.topic.policy_changes import PolicyChanges
@@ -111,6 +112,8 @@ class Topics(Service):
 
     async def _start(self) -> None:
         self.spawn(TopicMaintenance(self, self._parts.clock, self._parts.limits).run(), "care")
+        checks = CompactionChecks(self._loaded, self._parts.clock, self._parts.limits)
+        self.spawn(checks.run(), "compaction")
         self.spawn(self._follow_gate(), "publish gate")
 
     async def _stop(self) -> None:

@@ -217,6 +217,30 @@ def terminate(topic: str, admin_url: str | None, as_json: bool) -> None:
 
 @topics.command()
 @click.argument("topic")
+@click.option("--status", is_flag=True, help="Begin nothing: show how the last compaction went.")
+@admin_options
+@json_option
+def compact(topic: str, status: bool, admin_url: str | None, as_json: bool) -> None:
+    """Have TOPIC compacted: of each key its last message; it goes on in the background."""
+    base = scalable_path(topic) if is_scalable(topic) else topic_path(topic)
+
+    async def work(admin: AdminClient) -> Any:
+        if not status:
+            await admin.put(f"{base}/compaction")
+        return await admin.get(f"{base}/compaction")
+
+    found = ask(admin_url, work)
+    if as_json:
+        print_json(found)
+    elif not status:
+        click.echo(f"compacting {topic}; see `topics compact --status {topic}`")
+    else:
+        error = f": {found['lastError']}" if found["lastError"] else ""
+        click.echo(f"{found['status']}{error}")
+
+
+@topics.command()
+@click.argument("topic")
 @admin_options
 def unload(topic: str, admin_url: str | None) -> None:
     """Close TOPIC and its clients, which come back at once; nothing is lost."""

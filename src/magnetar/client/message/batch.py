@@ -33,14 +33,14 @@ from typing import Final, NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
-from magnetar.client.message.compression import (
+from magnetar.client.message.routing import entry_bucket_hash
+from magnetar.errors import ProtocolError, UnreadableMessage
+from magnetar.wire.compression import (
     UNCOMPRESSED_BYTES_MAX,
     Compression,
     compress,
     decompress,
 )
-from magnetar.client.message.routing import entry_bucket_hash
-from magnetar.errors import ProtocolError, UnreadableMessage
 from magnetar.wire.frames import varint
 from magnetar.wire.messages import CHECKSUM_BYTES, MAGIC_CHECKSUM, TxnId, encode_entry, layout_of
 from magnetar.wire.pb import pulsar_pb2 as pb

@@ -15,10 +15,10 @@ from typing import Final
 from magnetar.client.encryption.encryptor import EncryptionFailure
 from magnetar.client.encryption.keys import KeyReader, check_key_names, check_reader
 from magnetar.client.message.batch import BATCH_BYTES_MAX, BATCH_DELAY_S, BATCH_MESSAGES_MAX
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.options import check_kinds, check_numbers, check_switches, check_texts
 from magnetar.client.message.routing import Routing
 from magnetar.errors import InvalidSetting
+from magnetar.wire.compression import Compression
 
 # Ten full batches: enough to keep a connection busy while receipts are on their way.
 MAX_PENDING: Final = 10_000

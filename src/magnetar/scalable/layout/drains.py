@@ -24,6 +24,7 @@ from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import MagnetarError
 from magnetar.model.names import TopicName
+from magnetar.model.subscriptions import COMPACTION
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import SCALABLE_DRAINED_SEGMENTS
@@ -114,7 +115,9 @@ class Drains(Service):
                 # the next look immediate.
                 seen = topic.ends.version
                 for subscription in list(topic.subscriptions.values()):
-                    await self._judge(topic, segment_id, subscription)
+                    # No controller waits for the position of a segment's compaction.
+                    if subscription.name != COMPACTION:
+                        await self._judge(topic, segment_id, subscription)
                 await topic.ends.past(seen)
             except MagnetarError as error:
                 _LOG.warning("drain-not-marked", topic=str(topic.name), error=str(error))

@@ -25,7 +25,7 @@ from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.isolation import stored_isolation
 from magnetar.model.names import Domain, TopicName
-from magnetar.model.subscriptions import SubscriptionType
+from magnetar.model.subscriptions import COMPACTION, SubscriptionType
 from magnetar.scalable.layout.autoscale import Sample
 from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.layout.load_reports import sample_positions
@@ -225,7 +225,7 @@ class LocalSegments:
         return [
             CursorFound(each.name, _kind(each), dict(each.cursor.properties))
             for each in topic.subscriptions.values()
-            if each.durable
+            if each.durable and each.name != COMPACTION
         ]
 
     async def backlog(self, name: TopicName, subscription: str) -> int | None:

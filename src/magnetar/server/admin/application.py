@@ -23,9 +23,11 @@ from magnetar.server.admin.errors import answer_errors
 from magnetar.server.admin.exchange import BODY_BYTES_MAX, SERVER, AdminServer
 from magnetar.server.admin.namespaces import bundles, clusters, namespaces, properties, tenants
 from magnetar.server.admin.policies import keyed, verbs
+from magnetar.server.admin.scalable import compaction as scalable_compaction
 from magnetar.server.admin.scalable import scalable_subscriptions, scalable_topics
 from magnetar.server.admin.topics import (
     analysis,
+    compaction,
     lookup,
     messages,
     schemas,
@@ -53,10 +55,12 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *messages.ROUTES,
     *storage.ROUTES,
     *analysis.ROUTES,
+    *compaction.ROUTES,
     *verbs.ROUTES,
     *keyed.ROUTES,
     *scalable_topics.ROUTES,
     *scalable_subscriptions.ROUTES,
+    *scalable_compaction.ROUTES,
     *schemas.ROUTES,
     *transactions.ROUTES,
     *lookup.ROUTES,

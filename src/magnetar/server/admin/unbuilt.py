@@ -82,6 +82,5 @@ ROUTES: Final = (
     _one(
         f"{TOPIC}/subscription/{{subscription}}/replicatedSubscriptionStatus", _ONE_CLUSTER, "POST"
     ),
-    _whole(f"{TOPIC}/compaction", "compaction is not yet built"),
     _whole(f"{TOPIC}/backlog", "a topic that is not loaded is loaded to be asked: see its stats"),
 )

@@ -392,7 +392,8 @@ async def get_last_message_id(session: Session, body: pb.CommandGetLastMessageId
     if handle is None or handle.topic is None or handle.subscription is None:
         raise MetadataError(f"there is no consumer {body.consumer_id}")
     topic, subscription = handle.topic, handle.subscription
-    position, batch_index = await topic.last_message(subscription.isolation)
+    compacted = handle.consumer is not None and handle.consumer.options.read_compacted
+    position, batch_index = await topic.last_message(subscription.isolation, compacted=compacted)
     partition = -1 if topic.name.partition is None else topic.name.partition
     marked = position
     # hasMessageAvailable of readers compares the two: from where on, and up to where.

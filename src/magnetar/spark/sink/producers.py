@@ -18,13 +18,13 @@ from typing import Any, Final
 import pyarrow as pa
 
 from magnetar.blocking import Client, Producer, Transaction
-from magnetar.client.message.compression import Compression
 from magnetar.client.schema import BYTES
 from magnetar.client.schema.info import SchemaInfo, SchemaType
 from magnetar.errors import MagnetarError
 from magnetar.runtime.logs import logger
 from magnetar.spark.options import Options
 from magnetar.spark.sink.value_encoding import RowSchema
+from magnetar.wire.compression import Compression
 
 # A sink that routes by a column may meet any number of topics, and each producer holds buffers.
 PRODUCERS_MAX: Final = 256

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from harness.limits import PATIENCE_S
 from magnetar.cli.link import ServerConnection
 from magnetar.cli.main import main
 from magnetar.cli.verbs.namespaces import namespaces
@@ -227,6 +229,23 @@ def test_consume_stops_inside_a_batch_and_goes_on_there(running: Running) -> Non
     assert rest.stdout == "c\n", rest.output
     stats = json.loads(running.done("topics", "stats", "t", "--json"))
     assert stats["subscriptions"]["s"]["msgBacklog"] == 0
+
+
+def test_a_topic_is_compacted(running: Running) -> None:
+    for name in ("t", "topic://public/default/x"):
+        running.done("topics", "create", name)
+        shown = running.done("topics", "compact", "--status", name)
+        assert shown == "NOT_RUN\n"
+        begun = running.done("topics", "compact", name)
+        assert begun == f"compacting {name}; see `topics compact --status {name}`\n"
+        found = {"status": "RUNNING"}
+        until = time.monotonic() + PATIENCE_S
+        while found["status"] == "RUNNING" and time.monotonic() < until:
+            found = json.loads(running.done("topics", "compact", "--status", name, "--json"))
+        assert found == {"status": "SUCCESS", "lastError": ""}
+    refused = running.admin("topics", "compact", "missing")
+    assert refused.exit_code == 1
+    assert "does not exist" in refused.output
 
 
 def test_what_the_server_refuses(running: Running) -> None:

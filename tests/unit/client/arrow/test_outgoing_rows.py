@@ -20,10 +20,10 @@ from magnetar.client.message.batch import (
     open_entry,
     shared_metadata,
 )
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.routing import Router, entry_bucket_hash
 from magnetar.errors import InvalidValue
 from magnetar.model.segments import SegmentLayout
+from magnetar.wire.compression import Compression
 from tests.examples import examples
 
 pa: Any = import_module("pyarrow")

@@ -27,10 +27,10 @@ from magnetar.client.message.batch import (
     unfolded,
 )
 from magnetar.client.message.chunks import ChunkAssembler, chunk_entries
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.encryption_context import context_of
 from magnetar.errors import EncryptionFailed, InvalidSetting, UnreadableMessage
 from magnetar.model.ids import MessageId
+from magnetar.wire.compression import Compression
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 FAIL = EncryptionFailure.FAIL

@@ -21,10 +21,10 @@ from magnetar.client.message.batch import (
     single_entry,
     single_metadata,
 )
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.routing import entry_bucket_hash
 from magnetar.errors import UnreadableMessage
 from magnetar.model.segments import bucket_splits
+from magnetar.wire.compression import Compression
 from magnetar.wire.messages import TxnId, checksum_holds, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.client.outgoing import MESSAGES, STAMPS, WITH_CONTEXT

@@ -28,11 +28,11 @@ from magnetar.client.message.batch import (
 )
 from magnetar.client.message.batch_columns import columns_in, signed
 from magnetar.client.message.chunks import chunk_entries
-from magnetar.client.message.compression import Compression
 from magnetar.client.message.entry_rows import EntryRows
 from magnetar.client.message.message import Message
 from magnetar.errors import InvalidValue, UnreadableMessage
 from magnetar.model.ids import Position
+from magnetar.wire.compression import Compression
 from magnetar.wire.messages import encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.examples import examples

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from magnetar.client.message.batch import Outgoing, OutgoingEntry, Stamp, open_entry, unpacked
 from magnetar.client.message.chunks import COMPLETED_MAX, ChunkAssembler, Taken, chunk_entries
-from magnetar.client.message.compression import Compression
 from magnetar.errors import InvalidValue
 from magnetar.model.ids import MessageId
+from magnetar.wire.compression import Compression
 
 STAMP = Stamp("p", 0)
 FAR = 1e9

@@ -207,7 +207,7 @@ def test_unknown_and_unbuilt_say_why(tmp_path: Path) -> None:
         await world.refuse(404, "GET", f"{TOPIC}/nothing")
         await world.refuse(405, "DELETE", "brokers/health")
         unbuilt = (
-            f"{TOPIC}/compaction",
+            f"{TOPIC}/shadowTopics",
             "namespaces/public/default/permissions",
             "namespaces/public/default/permissions/me",
             "functions/public/default",

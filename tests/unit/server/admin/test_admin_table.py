@@ -47,7 +47,7 @@ UNBUILT = (
     "/admin/v2/namespaces/(grant|revoke)",
     "/admin/v2/namespaces/{t}/{n}/(permissions|entryFilters|resourcegroup|migration)",
     "/admin/v2/namespaces/{t}/{n}/{bundle}(/topicHashPositions)?$",
-    "{topic}/(permissions|entryFilters|shadowTopics|offload$|compaction$|backlog$)",
+    "{topic}/(permissions|entryFilters|shadowTopics|offload$|backlog$)",
     "POST .*/replicatedSubscriptionStatus",
     "/admin/v2/schemas/.*/metadata",
     "/admin/v3/(functions|sinks|sources|packages)",

@@ -18,6 +18,7 @@ from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import ListMode
 from magnetar.errors import NotAllowed, TopicNotFound
 from magnetar.model.names import TopicName
+from magnetar.model.subscriptions import COMPACTION
 from magnetar.server.admin import endpoints
 from magnetar.server.admin.endpoints import NAMESPACE
 from magnetar.server.admin.exchange import (
@@ -59,7 +60,8 @@ async def clear_backlog(request: web.Request) -> web.Response:
     async for topic in _topics(request):
         # A list: subscriptions come and go while one of them is written.
         for name, subscription in list(topic.subscriptions.items()):
-            if wanted in (None, name):
+            # What is to be compacted is nobody's backlog, unless it is named.
+            if wanted == name or (wanted is None and name != COMPACTION):
                 subscription.skip_all()
                 await subscription.ack_durable()
     return done()

@@ -57,7 +57,7 @@ async def _asked(request: web.Request, topic: LoadedTopic) -> TopicStats:
 
 async def internal_stats(request: web.Request) -> web.Response:
     topic = await topics_of(request).get(await whole_topic(request), create=False)
-    return shown(_internal(topic))
+    return shown(await _internal(topic))
 
 
 async def partitioned_internal_stats(request: web.Request) -> web.Response:
@@ -68,7 +68,7 @@ async def partitioned_internal_stats(request: web.Request) -> web.Response:
         raise TopicNotFound(f"{name} is not a partitioned topic")
     parts = {}
     for partition in await existing(request, name):
-        parts[str(partition)] = _internal(await topics.get(partition))
+        parts[str(partition)] = await _internal(await topics.get(partition))
         await asyncio.sleep(0)
     return shown({"metadata": {"partitions": record.partitions}, "partitions": parts})
 
@@ -86,7 +86,7 @@ def as_json(found: TopicStats) -> dict[str, Any]:
     return shown_stats
 
 
-def _internal(topic: LoadedTopic) -> dict[str, Any]:
+async def _internal(topic: LoadedTopic) -> dict[str, Any]:
     # What has no ledger has the form of an empty one: tools ask without looking at the domain.
     if not isinstance(topic, Topic):
         return _NO_STORAGE | {
@@ -95,7 +95,18 @@ def _internal(topic: LoadedTopic) -> dict[str, Any]:
         }
     subscriptions = topic.subscriptions.items()
     # A topic's own counter and its subscriptions in place of those of the bare ledger.
+    view = topic.compacted
+    known = None if view is None else await view.info()
+    compacted = _NO_LEDGER
+    if known is not None:
+        compacted = {
+            "ledgerId": known.ledger_id,
+            "entries": known.last_entry + 1,
+            "size": known.size_bytes,
+            "offloaded": False,
+        }
     return ledger_json(topic.ledger) | {
+        "compactedLedger": compacted,
         "entriesAddedCounter": topic.messages_in,
         "cursors": {
             name: _cursor(each.cursor, active=bool(each.consumers)) for name, each in subscriptions

@@ -20,6 +20,7 @@ from magnetar.errors import InvalidArgument, NotAllowed, SubscriptionNotFound
 from magnetar.managed_ledger.managed_ledger import EARLIEST as BEFORE_ALL
 from magnetar.model.ids import EARLIEST, LATEST, Position
 from magnetar.model.isolation import asked_isolation
+from magnetar.model.subscriptions import COMPACTION
 from magnetar.server.admin import endpoints
 from magnetar.server.admin.endpoints import TOPIC
 from magnetar.server.admin.errors import CONFLICT, NOT_FOUND
@@ -169,6 +170,9 @@ async def expire_all(request: web.Request) -> web.Response:
     for name in await existing(request, topic_of(request)):
         # A list: subscriptions come and go while one of them is written.
         for subscription in list((await persistent(request, name)).subscriptions.values()):
+            # As for what expires by itself: compaction has to see everything.
+            if subscription.name == COMPACTION:
+                continue
             await subscription.expire(seconds)
             await subscription.ack_durable()
     return done()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.message.compression import Compression, compress, decompress
 from magnetar.errors import UnreadableMessage
+from magnetar.wire.compression import Compression, compress, decompress
 
 KINDS = [kind for kind in Compression if kind is not Compression.NONE]
 _DATA = st.binary(max_size=2000) | st.builds(
