@@ -94,9 +94,7 @@ async def compare_view(
     await _compare(world, story, log, "second-view-reader")
 
 
-async def _compare(
-    world: BrokerWorld, story: TopicStory, log: list[Position], reader: str
-) -> None:
+async def _compare(world: BrokerWorld, story: TopicStory, log: list[Position], reader: str) -> None:
     client = await world.connect()
     view = await read_log(world, client, story.name, name=reader, compacted=True)
     if world.disk.is_stopped:

@@ -1,6 +1,7 @@
 """Reads all of a topic as any client may: with a reader, from the first entry on.
 
-Owns: `read_log`, for the log or the compacted view before its end. Nobody may write to the topic meanwhile.
+Owns: `read_log`, for the log alone or with the compacted view before it. Nobody may write to the
+topic meanwhile.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Shown(NamedTuple):
     """One message that a reader sees, or an entry that it sees as a whole."""
 
     position: Position
-    index: int
+    number: int
     data: bytes
 
 
@@ -89,17 +89,15 @@ def left_of(log: Mapping[Position, Sent], horizon: Position) -> dict[Shown, str 
     return left
 
 
-def _differs(
-    due: Mapping[Shown, str | None], seen: Iterable[Shown], doubtful: set[str]
-) -> str:
+def _differs(due: Mapping[Shown, str | None], seen: Iterable[Shown], doubtful: set[str]) -> str:
     """The first difference; empty: none."""
     found = set(seen)
     for each in seen:
         if each not in due:
-            return f"{each.position} (message {each.index}) is seen, and is not due"
+            return f"{each.position} (message {each.number}) is seen, and is not due"
     for each, key in due.items():
         if each not in found and key not in doubtful:
-            return f"{each.position} (message {each.index}, key {key}) is not seen"
+            return f"{each.position} (message {each.number}, key {key}) is not seen"
     return ""
 
 
