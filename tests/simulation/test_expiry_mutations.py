@@ -75,7 +75,7 @@ def test_messages_that_expire_too_early_are_caught(monkeypatch: pytest.MonkeyPat
         await expire(subscription, seconds / 3)
 
     monkeypatch.setattr(Subscription, "expire", sooner)
-    found = _first_violation(first=4)
+    found = _first_violation(first=2)
     assert "is open" in found or "needs it" in found
 
 

@@ -22,6 +22,7 @@ from harness.simulation.broker.history import (
     ALL,
     Ack,
     ConsumerStory,
+    Part,
     ProducerStory,
     Sent,
     SubscriptionStory,
@@ -160,15 +161,22 @@ class _Producing:
         now = self._world.now()
         # By the broker's clock where that counts.
         epoch_ms = 0 if story.topic.lapses is None else EPOCH_MS
+        payload = self._world.payload(random, story.next_sequence)
+        parts: tuple[Part, ...] = ()
+        if story.topic.is_compacted and messages > 1:
+            payload, parts = self._world.batch(messages, payload)
+        elif story.topic.is_compacted:
+            payload, further, parts = self._world.message(key, payload)
+            fields |= further
         payload = build_message(
-            self._world.payload(random, story.next_sequence),
+            payload,
             producer_name=story.name,
             sequence_id=story.next_sequence,
             publish_time_ms=epoch_ms + round(now * 1000),
             key=key,
             **fields,
         )
-        return story.prepare(messages, key, payload, deliver_at, now)
+        return story.prepare(messages, key, payload, deliver_at, now, parts)
 
     def _send(self, sent: Sent) -> None:
         if self._over or self._world.disk.is_stopped or self._client.failure is not None:

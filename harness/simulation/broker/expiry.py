@@ -43,6 +43,7 @@ from magnetar.errors import MagnetarError
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
+from magnetar.model.subscriptions import COMPACTION
 from magnetar.runtime.clock import LoopClock
 
 _TTLS: Final = (0, 0, 0, 1, 2, 4, round(LIFE_SECONDS_MAX) + 10)
@@ -218,7 +219,8 @@ NOTHING: Final = Position(-1, -1)
 
 def _first_unacked(topic: Topic) -> Position:
     durable = (each for each in topic.subscriptions.values() if each.durable)
-    first = min((each.first_unacked() for each in durable), default=None)
+    clients = (each for each in durable if each.name != COMPACTION)
+    first = min((each.first_unacked() for each in clients), default=None)
     return topic.ledger.next_append_floor() if first is None else first
 
 
@@ -226,7 +228,7 @@ def _acked(topic: Topic, positions: list[Position]) -> dict[str, set[Position]]:
     return {
         name: {each for each in positions if subscription.cursor.is_acked(each)}
         for name, subscription in topic.subscriptions.items()
-        if subscription.durable
+        if subscription.durable and name != COMPACTION
     }
 
 

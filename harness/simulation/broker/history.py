@@ -45,6 +45,15 @@ NOWHERE: Final = Position(-1, -1)
 # --- topics and producers
 
 
+class Part(NamedTuple):
+    """One message, as compaction sees it."""
+
+    key: str | None
+    is_null: bool
+    data: bytes
+    """Its bytes in its batch; empty if it has an entry of its own."""
+
+
 @dataclass(slots=True, eq=False)
 class Sent:
     """One SEND; sent again, it is the same."""
@@ -58,6 +67,8 @@ class Sent:
     deliver_at: float | None = None
     """Not to be delivered before, where consumers share messages."""
     published_at: float = 0.0
+    parts: tuple[Part, ...] = ()
+    """Empty: compaction cannot tell what is in it, and keeps it."""
     tries: int = 0
     receipted: bool = False
     positions: list[Position] = field(default_factory=list)
@@ -89,6 +100,9 @@ class TopicStory:
         """How much before its time a message may be delivered."""
         self.lapses: Lapses | None = None
         """None: nothing expires here."""
+        self.is_compacted = False
+        self.horizon_min = NOWHERE
+        """A run that reported its success stands for the log up to there, at least."""
         self._findings = findings
         self._sends: dict[bytes, Sent] = {}
 
@@ -181,9 +195,11 @@ class ProducerStory:
         payload: bytes,
         deliver_at: float | None = None,
         published_at: float = 0.0,
+        parts: tuple[Part, ...] = (),
     ) -> Sent:
         """A new send; the next sequence ids are its own."""
-        sent = Sent(self, self.next_sequence, messages, key, payload, deliver_at, published_at)
+        number = self.next_sequence
+        sent = Sent(self, number, messages, key, payload, deliver_at, published_at, parts)
         self.next_sequence += messages
         self.topic.add(sent)
         self.sends.append(sent)
@@ -407,6 +423,8 @@ class SubscriptionStory:
     def sought(self, position: Position, at: float) -> None:
         """The broker has answered the seek: who joined before it is out, with its acks."""
         self._possible_seeks.remove(position)
+        if at < self._sought_at:
+            return  # its client heard it late: one that came after it is answered already
         self._sought, self._sought_at = position, at
         self._cumulative = [ack for ack in self._cumulative if ack.consumer.joined_at >= at]
         for entry, acks in list(self._acks.items()):

@@ -1,6 +1,7 @@
-"""Reads the whole log of a topic as any client may: with a reader, from the first entry on.
+"""Reads all of a topic as any client may: with a reader, from the first entry on.
 
-Owns: `read_log`. Nobody may write to the topic meanwhile.
+Owns: `read_log`, for the log alone or with the compacted view before it. Nobody may write to the
+topic meanwhile.
 """
 
 from __future__ import annotations
@@ -18,9 +19,17 @@ _CONSUMER_ID: Final = 7
 _EARLIEST: Final = {"ledgerId": 2**64 - 1, "entryId": 2**64 - 1}
 _ENOUGH_PERMITS: Final = 1_000_000
 _SECONDS: Final = 100.0
+_SURPLUS_SECONDS: Final = 0.5
 
 
-async def read_log(world: BrokerWorld, client: Client, topic: str) -> list[tuple[Position, bytes]]:
+async def read_log(
+    world: BrokerWorld,
+    client: Client,
+    topic: str,
+    *,
+    name: str = "log-reader",
+    compacted: bool = False,
+) -> list[tuple[Position, bytes]]:
     """Every entry up to the last one at the time of the call; closes the connection."""
     log: list[tuple[Position, bytes]] = []
 
@@ -35,12 +44,13 @@ async def read_log(world: BrokerWorld, client: Client, topic: str) -> list[tuple
         client,
         "SUBSCRIBE",
         topic=topic,
-        subscription="log-reader",
+        subscription=name,
         subType=pb.CommandSubscribe.Exclusive,
         consumer_id=_CONSUMER_ID,
-        consumer_name="log-reader",
+        consumer_name=name,
         durable=False,
         start_message_id=_EARLIEST,
+        **({"read_compacted": True} if compacted else {}),
     )
     reply = await world.ask(client, "GET_LAST_MESSAGE_ID", consumer_id=_CONSUMER_ID)
     last = position_of(reply.last_message_id)
@@ -51,5 +61,7 @@ async def read_log(world: BrokerWorld, client: Client, topic: str) -> list[tuple
             world.findings.broken(f"{topic}: a reader does not get to {last}")
             break
         await asyncio.sleep(0.05)
+    if compacted:
+        await asyncio.sleep(_SURPLUS_SECONDS)
     await client.close()
     return log

@@ -22,6 +22,7 @@ from random import Random
 from typing import Any, Final
 
 from harness.simulation.broker.actors import Consuming, consume, produce, trouble, visit
+from harness.simulation.broker.compaction import compact, compare_view, hold_all
 from harness.simulation.broker.expiry import expire, leave_alone
 from harness.simulation.broker.history import ProducerStory, SubscriptionStory, TopicStory
 from harness.simulation.broker.lapses import Lapses
@@ -64,6 +65,7 @@ _POLICIES: Final = {
 }
 _EXPIRING: Final = 0.3
 """How many topics have something that expires, and how many lives of those a quiet while."""
+_COMPACTED: Final = 0.35
 _ACTORS_SECONDS: Final = 300.0
 _SESSIONS_SECONDS: Final = 200.0
 _DELIVERY_SECONDS: Final = 100.0
@@ -92,6 +94,8 @@ class BrokerRun:
         self._is_strict = self._delays.random() < 0.5
         # So are seeds in which nothing expires.
         self._lapses = Random(f"expiry {seed}")
+        # And seeds in which nothing is compacted.
+        self._compactions = Random(f"compaction {seed}")
         self._disk = SimulatedDisk(seed=seed)
         self._topics = self._draw_topics()
         if any(topic.has_delays for topic in self._topics) and self._delays.random() < 0.7:
@@ -111,6 +115,7 @@ class BrokerRun:
             topic.has_delays = self._delays.random() < 0.5
             topic.early = 0.0 if self._is_strict else self._tick_ms / 1000
             topic.lapses = Lapses() if self._lapses.random() < _EXPIRING else None
+            topic.is_compacted = self._compactions.random() < _COMPACTED
             topics.append(topic)
         return topics
 
@@ -244,6 +249,7 @@ class BrokerRun:
             topics=self._topics,
             started_at=started_at,
             delays=Random(f"{self.report.seed} delays {self.report.lives}"),
+            contents=Random(f"{self.report.seed} contents {self.report.lives}"),
         )
 
     async def _set_up(self, world: BrokerWorld, random: Random) -> None:
@@ -255,6 +261,8 @@ class BrokerRun:
             await world.server.namespaces.create(namespace, _POLICIES[namespace.name])
             for subscription in topic.subscriptions:
                 await visit(world, random, subscription)
+            if topic.is_compacted:
+                await hold_all(world, topic)
         self._is_set_up = True
 
     async def _act(self, world: BrokerWorld, random: Random, *, stop: bool) -> None:
@@ -269,6 +277,7 @@ class BrokerRun:
                 count = 1 if each.kind is SubscriptionType.EXCLUSIVE else random.choice((1, 2, 3))
                 actors += [(consume, each.name, (each,))] * count
         actors += [(expire, "expiry", (each,)) for each in self._topics if each.lapses is not None]
+        actors += [(compact, "compaction", (each,)) for each in self._topics if each.is_compacted]
         tasks = [
             asyncio.create_task(
                 actor(world, Random(f"{self.report.seed} {world.name} {number}"), *stories),
@@ -296,6 +305,10 @@ class BrokerRun:
                 return
             world.note(f"{topic.name} has {len(log)} entries")
             positions = topic.log_read(log)
+            if topic.is_compacted:
+                await compare_view(world, self._compactions, topic, positions)
+                if self._disk.is_stopped:
+                    return
             for subscription in topic.subscriptions:
                 await self._verify(world, random, subscription, positions)
 

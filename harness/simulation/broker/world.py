@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from harness.simulation.broker.history import TopicStory
+from harness.simulation.broker.history import Part, TopicStory
 from harness.simulation.seeds import LIFE_SECONDS_MAX
 from harness.simulation.storage.history import Findings
 from magnetar.errors import (
@@ -31,6 +32,7 @@ from magnetar.testing.virtual.disk import SimulatedDisk
 from magnetar.testing.virtual.driver import Driver
 from magnetar.testing.virtual.network import End, Network
 from magnetar.wire.messages import Command
+from magnetar.wire.pb import pulsar_pb2 as pb
 
 REQUEST_SECONDS: Final = 90.0
 """What an answer may take: a disk on which some operations take seconds is in it."""
@@ -39,6 +41,11 @@ CLIENT_ERRORS: Final = (MagnetarError, OSError)
 """What a client must live with: refusals, and the end of its connection."""
 
 _SILENCE_SECONDS: Final = 8.0
+_DELETING: Final = 0.2
+_UNREADABLE: Final = 0.1
+_BATCH_KEYS: Final = 12
+"""Half of them are those of single messages, too."""
+_SIZE: Final = struct.Struct(">I")
 _FATAL_EVENTS: Final = frozenset({"command-failed", "session-task-crashed", "session-end-failed"})
 
 Take = Callable[[Command, float], bool]
@@ -76,6 +83,8 @@ class BrokerWorld:
     """The moment at which the loop's time was 0."""
     delays: Random
     """Draws delays; apart, so that what else is drawn does not depend on them."""
+    contents: Random
+    """Draws keys and deletions on topics that are compacted; apart as well."""
     ending: bool = False
     consumers: int = 0
 
@@ -151,6 +160,31 @@ class BrokerWorld:
         self.findings.submissions += 1
         text = b"%d %d " % (self.findings.submissions, number)
         return text + random.randbytes(random.choice((0, 10, 200, 1500)))
+
+    def message(self, key: str, payload: bytes) -> tuple[bytes, dict[str, Any], tuple[Part, ...]]:
+        """A message of a topic that is compacted: payload, further fields, and what it says."""
+        kind = self.contents.random()
+        if kind >= _DELETING:
+            return payload, {}, (Part(key, False, b""),)
+        fields = {"null_value": True} if kind < _DELETING / 2 else {}
+        return b"", fields, (Part(key, True, b""),)
+
+    def batch(self, messages: int, payload: bytes) -> tuple[bytes, tuple[Part, ...]]:
+        """The same of a batch; few cannot be opened."""
+        random = self.contents
+        if random.random() < _UNREADABLE:
+            return payload, ()
+        parts = []
+        for _ in range(messages):
+            key = random.choice((None, *(f"k{number}" for number in range(_BATCH_KEYS))))
+            kind = random.random()
+            value = b"" if kind < _DELETING else random.randbytes(random.choice((1, 100)))
+            made = pb.SingleMessageMetadata(partition_key=key, payload_size=len(value))
+            if kind < _DELETING / 2:
+                made.null_value = True
+            head = made.SerializeToString()
+            parts.append(Part(key, not value, _SIZE.pack(len(head)) + head + value))
+        return b"".join(part.data for part in parts), tuple(parts)
 
 
 class Bugs(logging.Handler):

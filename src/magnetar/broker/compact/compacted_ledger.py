@@ -19,7 +19,7 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Final
 
-from magnetar.errors import CorruptEntry, TooManyRequests
+from magnetar.errors import CorruptEntry, InvalidArgument, TooManyRequests
 from magnetar.ledger.api import ENTRY_BYTES_MAX, Entry, LedgerInfo, LedgerStore, LedgerWriter
 from magnetar.managed_ledger.reading import SCAN_BYTES, SCAN_ENTRIES, PublishTimeOf
 from magnetar.model.ids import Position
@@ -137,12 +137,13 @@ class CompactedWriter:
         self._run: list[bytes] = []
         self._size = 0
         self._run_bytes = min(_RUN_BYTES, writer.run_bytes_max)
+        self._run_entries = _RUN_ENTRIES
 
     async def add(self, entry: Entry) -> None:
         """Take an entry; it is durable once the ledger is closed."""
         stored = _HEAD.pack(*entry.position) + entry.payload
         if self._run and (
-            self._size + len(stored) > self._run_bytes or len(self._run) >= _RUN_ENTRIES
+            self._size + len(stored) > self._run_bytes or len(self._run) >= self._run_entries
         ):
             await self._flush()
         self._run.append(stored)
@@ -155,10 +156,21 @@ class CompactedWriter:
         return await self._writer.close()
 
     async def _flush(self) -> None:
-        run, self._run = self._run, []
-        size, self._size = self._size, 0
-        # One that is larger than any run goes alone.
-        await (await self._submitted(run, size))
+        waiting, self._run, self._size = [self._run], [], 0
+        # One that is larger than any run goes alone; a run that the store does not take as a
+        # whole goes in halves, and later ones are no larger.
+        while waiting:
+            run = waiting.pop()
+            try:
+                written = await self._submitted(run, sum(map(len, run)))
+            except InvalidArgument:
+                half = len(run) // 2
+                if not half:
+                    raise
+                self._run_entries = min(self._run_entries, half)
+                waiting += [run[half:], run[:half]]
+                continue
+            await written
 
     async def _submitted(self, run: list[bytes], size: int) -> asyncio.Future[Position]:
         for _ in range(_ATTEMPTS):

@@ -242,3 +242,16 @@ def test_an_unanswered_seek_leaves_both_possible() -> None:
     log = scene.topic.log_read(_log())
     scene.subscription.verified(log, {Position(1, 1): 0b11})
     assert not scene.findings.violations
+
+
+def test_an_answer_to_a_seek_that_is_heard_late_undoes_no_later_one() -> None:
+    scene = _Scene()
+    scene.receipts()
+    for position in (Position(1, 2), Position(1, 0)):
+        scene.subscription.seeking(position, 4.0)
+    scene.subscription.sought(Position(1, 0), 6.0)
+    scene.subscription.sought(Position(1, 2), 5.0)
+    scene.moment = 10.0
+    scene.deliver(scene.consumer(), 0)
+    assert not scene.findings.violations
+    assert scene.subscription.open_messages(Position(1, 1))
