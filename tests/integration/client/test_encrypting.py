@@ -77,7 +77,9 @@ def test_what_is_encrypted_is_read_again_over_a_split(kind: str, *, batching: bo
                 found = await values(consumer, 2 * COUNT)
             for key in range(5):
                 of_key = [int(each) for each in found if int(each) % 5 == key]
-                assert of_key == [*range(key, 2 * COUNT, 5)]
+                # A queue reads parents and children side by side: it promises no order.
+                ordered = of_key if kind == "stream" else sorted(of_key)
+                assert ordered == [*range(key, 2 * COUNT, 5)]
 
     play(story)
 

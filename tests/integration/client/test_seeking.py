@@ -227,8 +227,10 @@ def test_harm_of_reading_children_before_the_controller_knows_of_the_seek(
         """Nobody waits."""
 
     def check() -> None:
-        play(story)
-        assert in_order(orders[-1])
+        # Which of them comes first is a race between connections: not every network shows it.
+        for seed in range(20):
+            play(story, seed=seed)
+            assert in_order(orders[-1])
 
     check()
     monkeypatch.setattr(StreamCore, "_until_parents_first", at_once)
