@@ -27,6 +27,8 @@ from magnetar.model.position_set import PositionSet
 NOTHING: Final = Position(0, -1)
 """As a mark-delete position: nothing is acknowledged."""
 
+_ENTRY_MAX: Final = 2**63 - 1
+
 
 class CursorState:
     """The state of one cursor. `changes` grows with every change, for who must store it."""
@@ -221,5 +223,8 @@ def _mark_behind(position: Position, ledgers: LedgerList) -> Position:
     # Nothing that exists is up to there, and nothing to come may be: but where it was trimmed the
     # place still counts for who reads it in a compacted view.
     spans = ledgers.spans
-    floor = Position(spans[0].ledger_id, NO_ENTRY) if spans else NOTHING
-    return max(NOTHING, min(position, floor))
+    if not spans or position.ledger_id < 0:
+        return NOTHING
+    # A client may ask for any place: what is stored is one that there could have been.
+    place = Position(position.ledger_id, min(max(position.entry_id, NO_ENTRY), _ENTRY_MAX))
+    return min(place, Position(spans[0].ledger_id, NO_ENTRY))

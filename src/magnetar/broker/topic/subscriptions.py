@@ -73,6 +73,8 @@ class TopicSubscriptions:
         # Creating and deleting a cursor awaits: without turns a name could be made twice (invariant
         # 2).
         self._turn = asyncio.Lock()
+        self.unfinished: str | None = None
+        """The subscription whose deletion stopped half-way, if one did."""
         self.woken = Signal()
         """Advances when somebody may see more, whether there is a subscription or not."""
 
@@ -247,7 +249,13 @@ class TopicSubscriptions:
             subscription = self._by_name.get(name)
             if subscription is None:
                 raise _missing(name)
-            await subscription.unsubscribe(by=by, force=force)
+            try:
+                await subscription.unsubscribe(by=by, force=force)
+            except BaseException:
+                # Half-way: nobody can use it any more, and only a load finds what is left of it.
+                if subscription.is_closed:
+                    self.unfinished = name
+                raise
             self._forget(subscription)
 
     async def release(self, subscription: Subscription) -> None:

@@ -425,9 +425,9 @@ class Topic:
         try:
             await self._subscriptions.delete(name, by=by, force=force)
         except BaseException:
-            # Half-way: nobody can use it any more, and only the next load finds what is left of it.
-            if subscription is not None and subscription.is_closed and not self.closing:
-                text = f"{self.name}: the deletion of subscription {name} was not finished"
+            unfinished = self._subscriptions.unfinished
+            if unfinished is not None and not self.closing:
+                text = f"{self.name}: the deletion of subscription {unfinished} was not finished"
                 self._lose(ServiceNotReady(text))
             raise
         if subscription is not None:

@@ -562,6 +562,20 @@ def test_a_deletion_that_stops_half_way_leaves_a_whole_subscription_or_none() ->
     in_world(scenario)
 
 
+def test_of_two_deletions_the_second_finds_none_and_nothing_is_lost() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        await topic.subscription(consumer("s"))
+        both = (topic.delete_subscription("s"), topic.delete_subscription("s"))
+        first, second = await asyncio.gather(*both, return_exceptions=True)
+        assert first is None
+        assert isinstance(second, SubscriptionNotFound)
+        assert topic.lost is None
+        await topic.close()
+
+    in_world(scenario)
+
+
 def test_a_reader_goes_with_its_last_consumer() -> None:
     async def scenario(world: World) -> None:
         topic = await world.topic()
