@@ -258,13 +258,13 @@ def play(
     until_s: float = _LONG_S,
     transaction_kind: str = "auto",
     retention_minutes: float = 0,
-    seed: int = _SEED,
+    seed: float = _SEED,
     **limits: float,
 ) -> None:
     """Run a story with so many brokers, with a disk or on memory that they share."""
     findings = Findings()
     given: dict[str, object] = {"journal_file_bytes": 256 * 1024, "journal_files_max": 4}
-    world = ScalableWorld(seed, findings, Limits().override(given | limits))
+    world = ScalableWorld(int(seed), findings, Limits().override(given | limits))
     world.ending = True  # no call between brokers gets lost
     world.transaction_kind = transaction_kind
     world.retention_minutes = int(retention_minutes)
