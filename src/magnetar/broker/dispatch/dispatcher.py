@@ -16,7 +16,7 @@ Invariants:
    what the log has behind the view's horizon then. Others pay a look at an option for it.
 6. A read that fails stops dispatch, with a metric and an error in the log, until an operator's or
    client's action (seek, skip, a first consumer) gives it a new start. It never spins.
-6. With rates (`throttle`) it reads only in a turn under them, and no more than that turn has room
+7. With rates (`throttle`) it reads only in a turn under them, and no more than that turn has room
    for; also for consumers that are caught up. Without them nothing is asked but whether there are.
 
 Relies on: the topic to advance `wake` when entries became durable, when `max_read_position` moved,
@@ -362,7 +362,9 @@ class Dispatcher:
         # Nobody waits for a rate, nor counts as waiting, without anything to read.
         is_at_end = self._cursor.read_position > self._topic.read_window().end
         has_due = self._delays is not None and self._delays.has_due
-        if is_at_end and not wanted.waiting and not has_due:
+        # Behind the end of a log that was trimmed, the compacted view may still have something.
+        has_more = has_due or self._compacted_view() is not None
+        if is_at_end and not wanted.waiting and not has_more:
             return None
         entries = len(wanted.waiting) or wanted.new_entries
         size = self._limits.subscription_read_bytes

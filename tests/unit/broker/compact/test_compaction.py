@@ -10,6 +10,8 @@ import pytest
 
 from magnetar.broker.compact.compaction_state import CompactionState
 from magnetar.broker.dispatch.consumer import News
+from magnetar.broker.policy.effective import TopicPolicies
+from magnetar.broker.policy.values import DispatchRate
 from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import Conflict, CorruptMetadata, DiskFailed, LedgerMissing, NotAllowed
@@ -359,9 +361,11 @@ def test_a_seek_by_time_finds_what_only_the_view_has() -> None:
     with_table(scenario)
 
 
-def test_a_terminated_topic_ends_behind_its_view() -> None:
+@pytest.mark.parametrize("rate", [0, 1000])
+def test_a_terminated_topic_ends_behind_its_view(rate: int) -> None:
     async def scenario(world: World, table: Table) -> None:
         topic = table.topic
+        await topic.apply(TopicPolicies(dispatch_rate=DispatchRate(rate)))
         await table.put_all((f"k{number}", b"1") for number in range(12))
         await compact(topic)
         await topic.terminate()
