@@ -25,7 +25,7 @@ from typing import Any
 import uvloop
 
 from bench.broker import Running, load, server
-from bench.load import count_frames
+from bench.load import FrameCounter
 from bench.report import Row, publish
 from bench.restart import connected
 from bench.storage import scratch
@@ -50,40 +50,21 @@ def topic_of(number: int) -> str:
     return f"public/default/compacted-{number}"
 
 
-class Filler(asyncio.Protocol):
+class Filler(FrameCounter):
     """Sends entries that were made before, so many at a time."""
 
     def __init__(self, entries: list[bytes]) -> None:
+        super().__init__()
         self._entries = entries
         self._sent = self._done = 0
-        self._rest = b""
-        self._transport: asyncio.Transport | None = None
-        self.done = asyncio.get_running_loop().create_future()
 
-    def begin(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        transport.set_protocol(self)
-        self._go_on()
-
-    def data_received(self, data: bytes) -> None:
-        count, self._rest = count_frames(self._rest + data)
-        self._done += count
+    def counted(self, frames: int) -> None:
+        self._done += frames
         if self._done == len(self._entries):
             self.done.set_result(None)
-        else:
-            self._go_on()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(error or ConnectionError("the server closed the connection"))
-
-    def _go_on(self) -> None:
-        assert self._transport is not None
         while self._sent < len(self._entries) and self._sent - self._done < WINDOW:
             entry = self._entries[self._sent]
-            self._transport.writelines(
-                encode_send(1, self._sent * BATCH, entry, num_messages=BATCH)
-            )
+            self.transport.writelines(encode_send(1, self._sent * BATCH, entry, num_messages=BATCH))
             self._sent += 1
 
 

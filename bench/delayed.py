@@ -25,7 +25,7 @@ from typing import Any
 import uvloop
 
 from bench.broker import Running
-from bench.load import count_frames
+from bench.load import FrameCounter
 from bench.report import Row, publish
 from bench.restart import connected, free_port, serving
 from bench.storage import scratch
@@ -50,41 +50,26 @@ PERMITS = 100_000
 SHARED, EARLIEST = 1, 1
 
 
-class Publisher(asyncio.Protocol):
+class Publisher(FrameCounter):
     """Publishes with a time for each message, a chunk at a time."""
 
     def __init__(self, times_ms: list[int]) -> None:
+        super().__init__()
         self._times = times_ms
         self._at = self._owed = 0
-        self._rest = b""
-        self._transport: asyncio.Transport | None = None
-        self.done = asyncio.get_running_loop().create_future()
 
-    def begin(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        transport.set_protocol(self)
-        self._go_on()
-
-    def data_received(self, data: bytes) -> None:
-        count, self._rest = count_frames(self._rest + data)
-        self._owed -= count
-        if self._owed <= 0:
-            self._go_on()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(error or ConnectionError("the server closed the connection"))
-
-    def _go_on(self) -> None:
-        assert self._transport is not None
+    def counted(self, frames: int) -> None:
+        self._owed -= frames
+        if self._owed > 0:
+            return
         chunk = self._times[self._at : self._at + CHUNK]
         if not chunk:
             self.done.set_result(None)
-            self._transport.close()
+            self.transport.close()
             return
         self._owed = len(chunk)
         for number, at_ms in enumerate(chunk, self._at):
-            self._transport.writelines(encode_send(1, number, message(number, at_ms)))
+            self.transport.writelines(encode_send(1, number, message(number, at_ms)))
         self._at += len(chunk)
 
 

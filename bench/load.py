@@ -85,6 +85,37 @@ def count_frames(data: bytes) -> tuple[int, bytes]:
     return count, data[at:]
 
 
+class FrameCounter(asyncio.Protocol):
+    """A connection that is taken over from a driver, and goes on as answers are counted."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rest = b""
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        assert self._transport is not None, "`begin` comes first"
+        return self._transport
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        transport.set_protocol(self)
+        self.counted(0)
+
+    def counted(self, frames: int) -> None:
+        """So many more have come; 0: it begins."""
+        raise NotImplementedError
+
+    def data_received(self, data: bytes) -> None:
+        count, self._rest = count_frames(self._rest + data)
+        self.counted(count)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error or ConnectionError("the server closed the connection"))
+
+
 class Publisher(asyncio.Protocol):
     """Keeps `window` sends in flight on a connection that has its producer already."""
 

@@ -29,7 +29,7 @@ import uvloop
 
 import magnetar
 from bench.broker import Running
-from bench.load import FIRST_SEQUENCE, Frames, count_frames
+from bench.load import FIRST_SEQUENCE, FrameCounter, Frames
 from bench.report import Row, publish
 from bench.storage import scratch
 from magnetar.testing.virtual.driver import Driver, build_message
@@ -91,42 +91,27 @@ async def connected(port: int) -> Driver:
 # --- the store
 
 
-class Filler(asyncio.Protocol):
+class Filler(FrameCounter):
     """Publishes so many messages of each producer of a connection, one topic after the other."""
 
     def __init__(self, topics: range, messages: int) -> None:
+        super().__init__()
         self._topics = iter(topics)
         self._messages = messages
         self._owed = 0
-        self._rest = b""
-        self._transport: asyncio.Transport | None = None
-        self.done = asyncio.get_running_loop().create_future()
 
-    def begin(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        transport.set_protocol(self)
-        self._next_topic()
-
-    def data_received(self, data: bytes) -> None:
-        count, self._rest = count_frames(self._rest + data)
-        self._owed -= count
-        if not self._owed:
-            self._next_topic()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(error or ConnectionError("the server closed the connection"))
-
-    def _next_topic(self) -> None:
-        assert self._transport is not None
+    def counted(self, frames: int) -> None:
+        self._owed -= frames
+        if self._owed:
+            return
         number = next(self._topics, None)
         if number is None:
             self.done.set_result(None)
-            self._transport.close()
+            self.transport.close()
             return
-        frames = Frames(number, bytes(PAYLOAD_BYTES), 1)
         self._owed = self._messages
-        self._transport.write(frames.run(FIRST_SEQUENCE, self._messages))
+        sends = Frames(number, bytes(PAYLOAD_BYTES), 1)
+        self.transport.write(sends.run(FIRST_SEQUENCE, self._messages))
 
 
 async def fill_some(port: int, topics: range, messages: int) -> None:
